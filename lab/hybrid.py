@@ -1,11 +1,11 @@
 """Hybrid search on a collection with captions: hit@5 of words from captions beside BM25's, and of image queries.
 
-The collection: product photos with titles, as image-text pairs, under the bundled model. Queries by words: two to four words of a
-title in random order; the product, or one of the same title, is to be found. Queries by image: a crop of a photo. The default
-weight of words and the rank constant were chosen on validation queries of seed 0, which the file has, too; test queries are of
-other products. BM25 is computed here, over titles.
+The collections: product photos with titles, as image-text pairs, under the bundled model. Queries by words: two to four words of
+a title in random order; the product, or one of the same title, is to be found. Queries by image: a crop of a photo. The weight of
+words and what the same form of a word counts are chosen on queries of one collection, results are measured on another, of other
+products. BM25 is computed here, over titles, without stems.
 
-    python -m lab.hybrid ../shared/data/fashion/products-0.parquet --out lab/results/hybrid.json
+    python -m lab.hybrid DATA/products-0.parquet DATA/products-1.parquet --out lab/results/hybrid.json
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import os
 import platform
 import random
 import re
-import subprocess
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -32,12 +30,15 @@ import torch
 from PIL import Image
 
 from genius import Genius, Index, Item, Query
+from genius.index import words
 from genius.index.words import RANK_CONSTANT
 from genius.search import SearchRequest
 from genius.search.params import WORDS_WEIGHT
+from lab import current_commit
 
 K = 5
-WEIGHTS = (0.5, 1.0, 2.0, WORDS_WEIGHT, 8.0, 16.0)
+WEIGHTS = (2.0, 4.0, 8.0)
+SAME_FORMS = (0.0, 0.5, 1.0, 2.0)
 
 
 class BM25:
@@ -83,78 +84,110 @@ def crop(data: bytes, rng: random.Random) -> Image.Image:
     return picture.crop((left, top, left + width, top + height))
 
 
-def hit_rate(found: Sequence[Sequence[int]], wanted: Sequence[set[int]]) -> float:
-    return round(100 * float(np.mean([bool(set(rows[:K]) & right) for rows, right in zip(found, wanted, strict=True)])), 2)
+class Shop:
+    """One collection: products as image-text pairs under the bundled model, and their titles."""
+
+    def __init__(self, table: Path, items: int, folder: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self.table = pq.read_table(table, columns=["id", "title", "image"]).slice(0, items).to_pylist()
+        self.titles = [row["title"] for row in self.table]
+        self.same: dict[str, set[int]] = defaultdict(set)
+        for row, title in enumerate(self.titles):
+            self.same[title].add(row)
+        self.judge = BM25(self.titles)
+        self.index = Index(folder, Genius.from_pretrained("bundled:mini"), thumbnails=0)
+        self.index.add(Item(str(row), image=_bytes(entry["image"]), text=entry["title"]) for row, entry in enumerate(self.table))
+        self.index.index_words()
+
+    def hit_rate(self, found: Sequence[Sequence[int]], rows: Sequence[int]) -> float:
+        """Share of queries in percent with the product, or one of its title, among the first five."""
+        hits = [bool(set(own[:K]) & self.same[self.titles[row]]) for own, row in zip(found, rows, strict=True)]
+        return round(100 * float(np.mean(hits)), 2)
+
+    def search(self, queries: Sequence[Query], mode: str, weight: float = WORDS_WEIGHT) -> list[list[int]]:
+        request = SearchRequest(K, mode=mode, words_weight=weight)
+        return [[int(hit.id) for hit in hits] for hits in self.index.search_many(queries, request)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path, help="Parquet with id, title, image")
-    parser.add_argument("--items", type=int, default=4000)
-    parser.add_argument("--queries", type=int, default=1000, help="by words, for the test; as many for validation")
+    parser.add_argument("validation", type=Path, help="Parquet with id, title, image: constants are chosen on it")
+    parser.add_argument("test", type=Path, help="Parquet of other products, on which the results are measured")
+    parser.add_argument("--items", type=int, default=4000, help="of each collection")
+    parser.add_argument("--queries", type=int, default=1000, help="by words, of each collection")
     parser.add_argument("--images", type=int, default=400, help="queries by image")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    commit = current_commit()
     with tempfile.TemporaryDirectory(prefix="hybrid-") as folder:
-        body = measure(arguments, Path(folder))
+        chosen = validate(Shop(arguments.validation, arguments.items, Path(folder) / "validation.genius"), arguments)
+        measured = measure(Shop(arguments.test, arguments.items, Path(folder) / "test.genius"), arguments)
+    files = [f"DATA/{path.name}" for path in (arguments.validation, arguments.test)]
+    body = {
+        "command": f"python -m lab.hybrid {' '.join(files)} --items {arguments.items} --queries {arguments.queries} "
+        f"--images {arguments.images} --seed {arguments.seed}",
+        "commit": commit,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": f"cpu, {os.cpu_count()} cores ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+        "seed": arguments.seed,
+        "model": "bundled:mini",
+        "rank_constant": RANK_CONSTANT,
+        "words_weight": WORDS_WEIGHT,
+        "same_form": words.SAME_FORM,
+        **chosen,
+        **measured,
+    }
     print(json.dumps(body, indent=1))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(body, indent=1) + "\n")
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(arguments.table, columns=["id", "title", "image"]).slice(0, arguments.items).to_pylist()
-    titles = [row["title"] for row in table]
-    same: dict[str, set[int]] = defaultdict(set)
-    for row, title in enumerate(titles):
-        same[title].add(row)
-    index = Index(folder / "shop.genius", Genius.from_pretrained("bundled:mini"), thumbnails=0)
-    index.add(Item(str(row), image=_bytes(entry["image"]), text=titles[row]) for row, entry in enumerate(table))
-    index.index_words()
+def validate(shop: Shop, arguments: argparse.Namespace) -> dict[str, Any]:
+    """hit@5 of validation queries by the two constants that are chosen on them."""
     rng = random.Random(arguments.seed)
-    order = rng.sample(range(len(titles)), len(titles))
-    half = len(order) // 2
-    validation = word_queries(titles, order[:half][: arguments.queries], rng)
-    test = word_queries(titles, order[half:][: arguments.queries], rng)
-    judge = BM25(titles)
-    wanted = [same[titles[row]] for _, row in validation]
-    by_weight = {str(w): hit_rate(_search(index, [t for t, _ in validation], "hybrid", w), wanted) for w in WEIGHTS}
-    judged = hit_rate([judge.top(text, K) for text, _ in validation], wanted)
-    texts = [text for text, _ in test]
-    wanted = [same[titles[row]] for _, row in test]
-    words = {
-        "bm25": hit_rate([judge.top(text, K) for text in texts], wanted),
-        "mode words": hit_rate(_search(index, texts, "words", 1.0), wanted),
-        "mode similarity": hit_rate(_search(index, texts, "similarity", 1.0), wanted),
-        "mode hybrid": hit_rate(_search(index, texts, "hybrid", WORDS_WEIGHT), wanted),
-    }
-    rows = order[half:][: arguments.images]
-    crops = [Query(image=crop(_bytes(table[row]["image"]), rng)) for row in rows]
-    right = [same[titles[row]] for row in rows]
-    images = {}
-    for mode in ("similarity", "hybrid"):
-        found = index.search_many(crops, SearchRequest(K, mode=mode))
-        images[f"mode {mode}"] = hit_rate([[int(hit.id) for hit in hits] for hits in found], right)
+    drawn = word_queries(shop.titles, rng.sample(range(len(shop.titles)), arguments.queries), rng)
+    queries = [Query(text) for text, _ in drawn]
+    rows = [row for _, row in drawn]
+    by_form = {}
+    default = words.SAME_FORM
+    for form in SAME_FORMS:
+        words.SAME_FORM = form
+        by_form[str(form)] = {str(weight): shop.hit_rate(shop.search(queries, "hybrid", weight), rows) for weight in WEIGHTS}
+    words.SAME_FORM = default
     return {
-        "command": " ".join(["python -m lab.hybrid", *sys.argv[1:]]),
-        "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "device": f"cpu, {os.cpu_count()} cores ({platform.machine()})",
-        "threads": torch.get_num_threads(),
-        "seed": arguments.seed,
-        "items": len(titles),
-        "model": "bundled:mini",
-        "word_queries": {"validation": len(validation), "test": len(test)},
-        "image_queries": len(rows),
-        "validation_hit_at_5_by_weight": by_weight,
-        "validation_hit_at_5_of_bm25": judged,
-        "words_weight": WORDS_WEIGHT,
-        "rank_constant": RANK_CONSTANT,
-        "test_hit_at_5_by_words": words,
-        "test_hit_at_5_by_image": images,
+        "validation": {
+            "items": len(shop.titles),
+            "queries": len(queries),
+            "hit_at_5_of_bm25": shop.hit_rate([shop.judge.top(text, K) for text, _ in drawn], rows),
+            "hit_at_5_by_same_form_and_weight": by_form,
+        }
+    }
+
+
+def measure(shop: Shop, arguments: argparse.Namespace) -> dict[str, Any]:
+    """hit@5 of test queries, by words and by image."""
+    rng = random.Random(arguments.seed)
+    order = rng.sample(range(len(shop.titles)), len(shop.titles))
+    drawn = word_queries(shop.titles, order[: arguments.queries], rng)
+    queries = [Query(text) for text, _ in drawn]
+    rows = [row for _, row in drawn]
+    by_words = {"bm25": shop.hit_rate([shop.judge.top(text, K) for text, _ in drawn], rows)}
+    for mode in ("words", "similarity", "hybrid"):
+        by_words[f"mode {mode}"] = shop.hit_rate(shop.search(queries, mode), rows)
+    pictured = order[: arguments.images]
+    crops = [Query(image=crop(_bytes(shop.table[row]["image"]), rng)) for row in pictured]
+    by_image = {f"mode {mode}": shop.hit_rate(shop.search(crops, mode), pictured) for mode in ("similarity", "hybrid")}
+    return {
+        "test": {
+            "items": len(shop.titles),
+            "word_queries": len(queries),
+            "image_queries": len(crops),
+            "hit_at_5_by_words": by_words,
+            "hit_at_5_by_image": by_image,
+        }
     }
 
 
@@ -162,11 +195,6 @@ def _bytes(value: Any) -> bytes:
     if isinstance(value, dict):
         value = value["bytes"]
     return bytes(value)
-
-
-def _search(index: Index, texts: Sequence[str], mode: str, weight: float) -> list[list[int]]:
-    request = SearchRequest(K, mode=mode, words_weight=weight)
-    return [[int(hit.id) for hit in hits] for hits in index.search_many([Query(text) for text in texts], request)]
 
 
 if __name__ == "__main__":

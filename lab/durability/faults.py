@@ -1,4 +1,4 @@
-"""Let calls of the operating system fail, at every place of every operation that writes an index.
+"""Let calls of the operating system, and requests to an object store, fail: at every place of every operation that writes.
 
     python -m lab.durability.faults LOG.jsonl [--only add,upsert] [--minutes 600] [--again] [--out lab/durability/faults.json]
 
@@ -8,12 +8,17 @@ done, a kill. Each injection is one line of the log; what is in the log is not r
 first state of every operation comes first. Several runs may share the work with `--only` and logs of their own,
 which are then put into one file. `--again` runs the violations of the log once more, and replaces their lines. `--summary` only
 sums the log up.
+
+Operations whose names begin with "store: " (`tests/helpers/store_faults.py`) talk to an object store: there the n-th request
+fails, hangs, is done without an answer, or the process is killed at it.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import functools
 import json
 import os
 import random
@@ -26,10 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import object_store
+import store_faults
 
 from lab.durability import data
 
 Key = tuple[str, str, str, int, str]  # operation, state, group of calls, n, how
+STORE = "store: "  # how the names of operations begin that talk to an object store
 
 
 def main() -> None:
@@ -56,16 +64,52 @@ def main() -> None:
 
 
 def read_log(path: Path) -> dict[Key, dict[str, Any]]:
-    """The last line of each injection."""
+    """The last line of each injection, with the commit that it was made on: its own, or that of the header before it."""
     lines = path.read_text().splitlines() if path.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("}")]
-    return {tuple(entry["at"]): entry for entry in entries if "at" in entry}  # type: ignore[misc]
+    found: dict[Key, dict[str, Any]] = {}
+    commit = "unknown"
+    for entry in (json.loads(line) for line in lines if line.endswith("}")):
+        if "at" in entry:
+            found[tuple(entry["at"])] = {"commit": commit, **entry}  # type: ignore[index]
+        else:
+            commit = entry["environment"]["commit"]
+    return found
 
 
-def plan(injector: faults.Injector, names: list[str], number: int, seed: int) -> list[Key]:
+class Injectors:
+    """Those of system calls and of requests; each is made when it is first needed."""
+
+    def __init__(self, folder: Path, held: contextlib.ExitStack) -> None:
+        self.folder = folder
+        self.held = held
+
+    @functools.cached_property
+    def calls(self) -> faults.Injector:
+        return faults.Injector(self.folder)
+
+    @functools.cached_property
+    def requests(self) -> store_faults.Injector:
+        folder = self.folder / "store"
+        folder.mkdir()
+        return store_faults.Injector(folder, self.held.enter_context(object_store.running()))
+
+    def inject(self, key: Key) -> tuple[bool, str | None]:
+        name, _, _, n, how = key
+        if name.startswith(STORE):
+            return self.requests.inject(name.removeprefix(STORE), n, how)
+        return self.calls.inject(*key)
+
+
+def plan(injectors: Injectors, names: list[str], number: int, seed: int) -> list[Key]:
     """Every possible injection from the `number`-th state of each operation, in random order."""
     found: list[Key] = []
     for name in names:
+        if name.startswith(STORE) and number == 0:
+            for at, ways in enumerate(injectors.requests.ways(name.removeprefix(STORE)), start=1):
+                found += [(name, "object store", "requests", at, how) for how in ways]
+        if name.startswith(STORE):
+            continue
+        injector = injectors.calls
         for state in list(faults.OPERATIONS[name].states)[number : number + 1]:
             for group in faults.GROUPS:
                 for at, ways in enumerate(injector.ways(name, state, group), start=1):
@@ -75,16 +119,21 @@ def plan(injector: faults.Injector, names: list[str], number: int, seed: int) ->
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
+    with contextlib.ExitStack() as held:
+        run_with(options, Injectors(folder, held))
+
+
+def run_with(options: argparse.Namespace, injectors: Injectors) -> None:
     started = time.monotonic()
-    injector = faults.Injector(folder)
-    names = options.only.split(",") if options.only else list(faults.OPERATIONS)
+    commit = data.environment()["commit"]
+    names = options.only.split(",") if options.only else [*faults.OPERATIONS, *(STORE + name for name in store_faults.OPERATIONS)]
     done = read_log(options.log)
     if options.again:
         plans = [[key for key, entry in done.items() if entry["wrong"] is not None and key[0] in names]]
         done = {}
     else:
-        most = max(len(faults.OPERATIONS[name].states) for name in names)
-        plans = (plan(injector, names, number, options.seed) for number in range(most))  # type: ignore[assignment]
+        most = max(len(faults.OPERATIONS[name].states) if name in faults.OPERATIONS else 1 for name in names)
+        plans = (plan(injectors, names, number, options.seed) for number in range(most))  # type: ignore[assignment]
     with options.log.open("a") as log:
         for keys in plans:
             log.write(json.dumps({"planned": len(keys), "environment": data.environment()}) + "\n")
@@ -94,9 +143,9 @@ def run(options: argparse.Namespace, folder: Path) -> None:
                 if time.monotonic() - started > 60 * options.minutes:
                     return
                 before = _processor_seconds()
-                fired, wrong = injector.inject(*key)
+                fired, wrong = injectors.inject(key)
                 seconds = round(_processor_seconds() - before, 3)
-                log.write(json.dumps({"at": key, "fired": fired, "wrong": wrong, "seconds": seconds}) + "\n")
+                log.write(json.dumps({"at": key, "fired": fired, "wrong": wrong, "seconds": seconds, "commit": commit}) + "\n")
                 log.flush()
                 if wrong is not None:
                     print(json.dumps({"at": key, "wrong": wrong}), flush=True)
@@ -127,6 +176,7 @@ def summarise(options: argparse.Namespace) -> None:
         "seed": options.seed,
         "injections": len(fired),
         "did_not_happen": len(entries) - len(fired),
+        "by_commit": dict(collections.Counter(entry["commit"] for entry in fired.values())),
         "by_way": dict(sorted(collections.Counter(key[4] for key in fired).items())),
         "by_operation": {name: dict(sorted(ways.items())) for name, ways in sorted(by_operation.items())},
         "by_state": dict(sorted(states.items())),

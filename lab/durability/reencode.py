@@ -50,7 +50,7 @@ OTHER_WIDTH = 48  # of the other encoder; the first one is 32 wide
 VOCABULARY = [f"word{n}" for n in range(300)]
 K = 10
 WHERE = "starts_with(id, 'i')"  # items of the start: what is added meanwhile must not change the answers
-KILLED_AFTER = (0.2, 1.1)  # of the time of a whole switch; before that, little more than imports has run
+KILLED_AFTER = (0.2, 1.2)  # of the time that such a process last took; before that, little more than imports has run
 TOLERANCE = 1e-4  # of a score: queries that share a pass are added up in another order than one alone
 
 
@@ -185,25 +185,31 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     whole_s = time.monotonic() - started
     print(f"one switch: {whole_s:.1f} s", flush=True)
     assert note(path, queries, generations) == "other"
+    started = time.monotonic()
     assert launch(*back, stdout=subprocess.DEVNULL).wait() == 0
+    last_s = {"switched": whole_s, "back": time.monotonic() - started}
     assert note(path, queries, generations) == "first"
     server = launch("serve", str(path), "--port", "0", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert server.stdout is not None
     traffic = Traffic(json.loads(server.stdout.readline())["url"], queries, options.clients)
     outcomes: collections.Counter[str] = collections.Counter()
+    killed_while: collections.Counter[str] = collections.Counter()
     locked = []
     switched = False
     until = time.monotonic() + 60 * options.minutes
     while outcomes["killed"] < options.kills and time.monotonic() < until:
+        name = "back" if switched else "switched"
+        started = time.monotonic()
         process = launch(*(back if switched else change), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
-            output, _ = process.communicate(timeout=draw.uniform(*KILLED_AFTER) * whole_s * options.slower)
+            output, _ = process.communicate(timeout=draw.uniform(*KILLED_AFTER) * last_s[name])
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.communicate()
             outcomes["killed"] += 1
+            killed_while["going back" if switched else "switching"] += 1
         else:
-            name = "back" if switched else "switched"
+            last_s[name] = time.monotonic() - started
             outcomes[name if process.returncode == 0 else f"{name}: status {process.returncode}"] += 1
             if not switched:
                 locked.append(json.loads(output).get("locked_seconds"))
@@ -229,6 +235,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "one_switch_s": round(whole_s, 1),
         "writes_waited_s": locked,
         "outcomes": dict(outcomes),
+        "killed_while": dict(killed_while),
         "answers": dict(by_encoder),
         "generations": len(generations),
         "generations_that_score_as_the_first_of_their_encoder": sum(
@@ -249,12 +256,15 @@ def total(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sums over runs."""
     answers: collections.Counter[str] = collections.Counter()
     outcomes: collections.Counter[str] = collections.Counter()
+    killed_while: collections.Counter[str] = collections.Counter()
     for one in runs:
         answers.update(one["answers"])
         outcomes.update(one["outcomes"])
+        killed_while.update(one["killed_while"])
     return {
         "runs": len(runs),
         "outcomes": dict(outcomes),
+        "killed_while": dict(killed_while),
         "answers": dict(answers),
         "answers_of_neither_encoder": answers["neither"],
         "refused_or_failed": sum(sum(one["refused_or_failed"].values()) for one in runs),
@@ -271,7 +281,6 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=600.0, help="End earlier than after --kills kills.")
-    parser.add_argument("--slower", type=float, default=1.5, help="How much longer a switch takes under load.")
     parser.add_argument("--out", type=Path, default=Path("lab/durability/reencode.json"))
     parser.add_argument("--append", action="store_true", help="Keep the runs that the file has.")
     options = parser.parse_args()

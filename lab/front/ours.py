@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, LazyPart, ScanCache, SearchEngine, SearchParams
+from genius.search.scan import FORMAT
 from lab.front import algorithms
 from lab.front.algorithms import Algorithm, Floats, Ints, Setting, grid
 
@@ -25,8 +26,10 @@ LEVELS = (3, 2)
 class Genius(Algorithm):
     """The default search with the target given: codes in memory, fp16 vectors that may lie on disk."""
 
-    settings = grid(rerank=(100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1400, 2000, 2800, 4000, 5600, 8000))
-    memory_of = "arrays of codes and cells"
+    settings = grid(
+        rerank=(100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000, 2400, 2800, 3400, 4000, 5600, 8000)
+    )
+    memory_of = "packed codes, rows, cells and transforms"
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         self.disk_bytes = 2 * train.shape[1]
@@ -35,14 +38,15 @@ class Genius(Algorithm):
         part = LazyPart(SimpleNamespace(level_sizes=LEVELS, width=train.shape[1], labelled=True), lambda: None)
         cache = None
         if algorithms.KEPT is not None:
-            cache = ScanCache(algorithms.KEPT / f"scan_{len(train)}", bank.digest())
+            kept = algorithms.KEPT / f"{FORMAT}_{len(train)}"
+            cache = ScanCache(kept, bank.digest())
         trie = CodeTrie.build(codes, LEVELS)
         self.engine = SearchEngine(part, None, trie, train.astype(np.float16), bank=bank, cache=cache)
         start = time.process_time()
         self.engine.scan.prepare()
         self.build_seconds = time.process_time() - start
         if algorithms.KEPT is not None:
-            seconds = algorithms.KEPT / f"scan_{len(train)}.seconds"
+            seconds = kept.with_suffix(".seconds")
             if not seconds.exists():
                 seconds.write_text(str(self.build_seconds))
             self.build_seconds = float(seconds.read_text())
@@ -62,5 +66,4 @@ class Genius(Algorithm):
 
     @property
     def memory_bytes(self) -> int:
-        prepared = self.engine.scan.prepare()
-        return sum(int(array.nbytes) for cells in prepared.cells.values() for array in cells.arrays().values())
+        return self.engine.scan.prepare().nbytes

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import sys
 import time
 import traceback
@@ -109,7 +110,7 @@ class Contender:
 def about(args: argparse.Namespace, data: Dataset) -> dict[str, Any]:
     return {
         "command": f"python -m lab.front.{Path(sys.argv[0]).stem} "
-        + " ".join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
+        + shlex.join(Path(part).name if "/" in part else part for part in sys.argv[1:]),
         "commit": current_commit(),
         "date": datetime.date.today().isoformat(),
         "device": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, shared",

@@ -24,7 +24,6 @@ from PIL import Image, ImageDraw, ImageFont
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.evaluate.report import markdown_table
-from genius.flatten import flattened
 from genius.model.genius import Genius
 from genius.pictures import loaded
 from genius.train.config import TrainConfig, with_steps
@@ -70,6 +69,14 @@ def closeness(questions: torch.Tensor, answers: torch.Tensor) -> dict[str, float
     others = (scores.sum(1) - own) / max(scores.shape[1] - 1, 1)
     first = (scores >= own[:, None]).sum(1) == 1  # the positive itself, and nothing as near
     return {"own": own.mean().item(), "others": others.mean().item(), "nearest": first.float().mean().item()}
+
+
+def flattened(points: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """(n, D) points on a plane, (n, 2), by UMAP."""
+    import umap
+
+    flat: np.ndarray[Any, Any] = umap.UMAP(n_neighbors=15, metric="cosine", random_state=0, n_jobs=1).fit_transform(points)
+    return flat
 
 
 def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: FeatureSet, say: Say) -> Table:

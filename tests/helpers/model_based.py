@@ -151,13 +151,14 @@ def reachable(start: State, changes: list[Change]) -> tuple[list[State], list[St
 # -- what a round does -------------------------------------------------------------------------------------------
 
 
-def drawn(seed: int, number: int, kills: float) -> dict[str, Operation]:
+def drawn(seed: int, number: int, kills: float, readings: int = 2) -> dict[str, Operation]:
     """The operations of a round by process; "kill": classes of calls and which of them ends the process.
 
     Args:
         seed: Of the run.
         number: Of the round.
         kills: Share of rounds in which a process is to be killed, if it makes so many calls.
+        readings: Most operations of a reader.
     """
     draw = random.Random(f"{seed} {number}")
     chosen: dict[str, Operation] = {}
@@ -167,10 +168,14 @@ def drawn(seed: int, number: int, kills: float) -> dict[str, Operation]:
     if draw.random() < 0.8:
         chosen[SERVICE] = _service_change(draw, number) if draw.random() < 0.5 else _reading(draw, ids=1)
     for name in READERS:
-        for _ in range(draw.randint(0, 2)):
+        for _ in range(draw.randint(0, readings)):
             chosen.setdefault(name, {"do": "several", "each": []})["each"].append(_reading(draw))
     if draw.random() < kills and chosen:
-        name = draw.choice(sorted(chosen))
+        changing = sorted(name for name, operation in chosen.items() if operation["do"] in CHANGES)
+        if changing and draw.random() < 0.5:
+            name = draw.choice(changing)
+        else:
+            name = draw.choice(sorted(chosen))
         group = "reads" if name in READERS or draw.random() < 0.2 else "writes"
         chosen[name]["kill"] = [group, draw.randint(1, CALLS[group])]
     return chosen
@@ -405,9 +410,10 @@ class Findings:
 class Run:
     """A seeded run below a folder. The process must have been started with `faults.preloaded`."""
 
-    def __init__(self, folder: Path, seed: int, kills: float = 0.25) -> None:
+    def __init__(self, folder: Path, seed: int, kills: float = 0.25, readings: int = 2) -> None:
         register()
         self.share_of_kills = kills
+        self.readings = readings
         self.folder = folder.resolve()
         fake_model().save_pretrained(self.folder / "model")
         self.model = Genius.from_pretrained(self.folder / "model")
@@ -426,7 +432,7 @@ class Run:
         assert ended == 0
         try:
             while self.findings.operations < operations and time.monotonic() < end and not self.findings.violations:
-                self._round(drawn(self.findings.seed, self.findings.rounds, self.share_of_kills))
+                self._round(drawn(self.findings.seed, self.findings.rounds, self.share_of_kills, self.readings))
                 self.findings.rounds += 1
         finally:
             for worker in self.workers.values():

@@ -10,6 +10,7 @@ from PIL import Image
 
 from genius import Genius, Index, Item
 from genius.index.ingest import IngestConfig, ingest
+from genius.index.repair import restore, snapshot
 
 
 @pytest.fixture
@@ -107,3 +108,21 @@ def test_a_moved_folder_keeps_its_items(index: Index, photos: Path, tmp_path: Pa
     report = ingest(index, [tmp_path / "moved" / "photos"])
     assert (report.added, report.replaced) == (0, 3) and ids(index) == before
     assert Path(str(index.get("photos/1.png").image)).is_file()
+
+
+def test_what_was_deleted_stays_deleted_in_copies(index: Index, photos: Path, model: Genius, tmp_path: Path) -> None:
+    """A snapshot and a restored index know it, too; what an older version brings back is no longer deleted."""
+    ingest(index, [photos])
+    before = index.version
+    index.delete("photos/1.png")
+    snapshot(index.path, tmp_path / "copy.genius")
+    snapshot(index.path, tmp_path / "older.genius", version=before)
+    with Index.open(tmp_path / "copy.genius", model) as copy:
+        assert ingest(copy, [photos]).left_deleted == 1 and "photos/1.png" not in copy
+    with Index.open(tmp_path / "older.genius", model) as older:
+        assert ingest(older, [photos]).left_deleted == 0 and "photos/1.png" in older
+        older.delete("photos/2.png")
+    restore(tmp_path / "copy.genius", tmp_path / "older.genius", replace_items=True)
+    with Index.open(tmp_path / "older.genius", model) as restored:
+        assert ingest(restored, [photos]).left_deleted == 1  # as in the copy: 2.png is back, 1.png is not
+        assert ids(restored) == {"photos/2.png", "photos/sub/3.png"}

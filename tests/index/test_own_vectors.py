@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,15 @@ def test_files_of_vectors_on_the_command_line(
     (tmp_path / "ids.txt").write_text("only one")
     refused = CliRunner().invoke(app, ["index", str(tmp_path / "v.npy"), "--ids", str(tmp_path / "ids.txt"), "-o", output])
     assert refused.exit_code == 2 and "1 lines, but there are 120 vectors" in refused.output
+
+
+def test_an_item_takes_its_vector_and_few_bytes_more_on_disk(tmp_path: Path) -> None:
+    """A vector of width 256 is 512 bytes in half precision, stored once; codes, id and the cache are at most 120."""
+    count = 4000
+    rows = np.random.default_rng(0).standard_normal((count, 256)).astype(np.float32)
+    index = Index.create(tmp_path / "wide.genius", dim=256, thumbnails=0, durable=False)
+    index.add((Item(f"{i:07}", vector=row) for i, row in enumerate(rows)), batch_size=count)
+    index.optimize(keep=timedelta(0))
+    parts = ("items.lance", "cache")
+    used = sum(path.stat().st_size for part in parts for path in (index.path / part).rglob("*") if path.is_file())
+    assert 512 < used / count < 512 + 120

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw
 from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
 from genius.index import Hit, Hits
-from genius.index.overview import duplicates, equal_images
+from genius.index.duplicates import duplicates, equal_images, image_similarity
 from genius.index.searching import apart
 from genius.search import SearchRequest
 
@@ -82,14 +82,47 @@ def test_minus_and_diverse_through_the_index_and_the_command(index: Index, model
 
 def test_duplicates_are_found_and_nothing_else(index: Index, model_folder: Path) -> None:
     rng = np.random.default_rng(0)
-    pictures = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(12)]
+    noise = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(12)]
+    pictures = [picture.resize((64, 64), Image.Resampling.BOX) for picture in noise]  # JPEG blurs the colours of single pixels
     index.add([Item(f"p{i}", image=picture) for i, picture in enumerate(pictures)])
-    index.add([Item("again3", image=pictures[3].resize((16, 16), Image.Resampling.BOX)), Item("again3b", image=pictures[3])])
+    index.add([Item("again3", image=pictures[3].resize((128, 128), Image.Resampling.BOX)), Item("again3b", image=pictures[3])])
     index.add([Item("again7", image=pictures[7])])
     groups = {frozenset(group.ids) for group in duplicates(index, 0.999)}
     assert groups == {frozenset(("p3", "again3", "again3b")), frozenset(("p7", "again7"))}
     done = CliRunner().invoke(app, ["duplicates", str(index.path), "--threshold", "0.999", "--model", str(model_folder)])
     assert done.exit_code == 0 and "2 groups, 3 items more than needed" in done.output, done.output
+
+
+def star(colour: str, side: int = 200) -> Image.Image:
+    picture = Image.new("RGB", (200, 200), "white")
+    ImageDraw.Draw(picture).polygon([(100, 20), (125, 150), (30, 70), (170, 70), (75, 150)], fill=colour)
+    return picture.resize((side, side))
+
+
+@pytest.mark.parametrize("thumbnails", [256, 0])
+def test_other_colours_are_not_duplicates(model: Genius, tmp_path: Path, thumbnails: int) -> None:
+    """Whatever the encoder thinks: a threshold of -1 takes all vectors as similar. Copies are found, one has a caption."""
+    colours = ("red", "orange", "black", "green", "purple")
+    with Index(tmp_path / "my.genius", model, thumbnails=thumbnails) as index:
+        for colour in colours:
+            index.add([Item(colour, image=star(colour)), Item(f"small {colour}", image=star(colour, 130))])
+        index.add([Item("captioned red", image=star("red", 150), text="my star")])
+        index.add([Item("captioned blue", image=star("blue", 150), text="my star")])
+        index.add([Item("a text", text="red"), Item("another text", text="green")])
+        groups = {frozenset(group.ids) for group in duplicates(index, -1.0, near=12)}
+        same = {colour: {colour, f"small {colour}"} for colour in colours}
+        same["red"].add("captioned red")
+        assert groups == {frozenset(ids) for ids in same.values()} | {frozenset(("a text", "another text"))}
+
+
+def test_the_similarity_of_duplicates_is_that_of_changed_images(model: Genius, tmp_path: Path) -> None:
+    with Index(tmp_path / "my.genius", model) as index:
+        index.add([Item(str(i), image=star("red", 100 + i)) for i in range(7)])
+        assert image_similarity(index) == 0.97  # too few to tell
+        index.add([Item(str(i), image=star("blue", 100 + i)) for i in range(7, 20)])
+        found = image_similarity(index)
+        assert found == image_similarity(index) != 0.97
+        assert {frozenset(group.ids) for group in duplicates(index, found)}
 
 
 def test_a_captioned_copy_of_a_file_is_a_duplicate(index: Index, tmp_path: Path) -> None:

@@ -67,6 +67,15 @@ def test_an_exact_name_comes_first(shop: Index) -> None:
             assert ids(shop, query, mode=mode)[0] == wanted.get(query, "shop/table.txt"), (query, mode)
 
 
+def test_words_in_the_same_form_come_before_words_of_the_same_stem(index: Index) -> None:
+    texts = {"a": "black shoes", "b": "white sports shoe of a runner", "c": "an umbrella", "d": "a boat", "e": "a lamp"}
+    index.add([Item(name, text=text) for name, text in texts.items()])
+    index.index_words()
+    assert ids(index, "shoe", mode="words") == ["b", "a"]  # BM25 of stems alone: the shorter text first
+    assert ids(index, "shoes", mode="words") == ["a", "b"]
+    assert ids(index, "SHOE", mode="words") == ["b", "a"]
+
+
 def test_hybrid_is_the_fusion_of_both_rankings(shop: Index) -> None:
     query = "kitchen table"
     by_words = shop.search(query, mode="words")

@@ -63,6 +63,20 @@ def put(url: str, name: str, body: bytes, folder: Path) -> None:
     Place(url).send(path, name)
 
 
+def test_what_was_deleted_stays_deleted_in_a_published_copy(bucket: str, tmp_path: Path, model_folder: str) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("a", "b"):
+        (texts / f"{name}.txt").write_text(f"the text {name}")
+    with Index(tmp_path / "i.genius", model_folder) as index:
+        ingest(index, [texts])
+        index.delete("texts/a.txt")
+    publish(tmp_path / "i.genius", f"{bucket}/deleted")
+    fetch_index(f"{bucket}/deleted", tmp_path / "copy.genius")
+    with Index.open(tmp_path / "copy.genius", model_folder) as copy:
+        assert ingest(copy, [texts]).left_deleted == 1 and "texts/a.txt" not in copy
+
+
 def test_sources_are_fetched_and_only_what_changed_is_read_again(bucket: str, tmp_path: Path, model_folder: str) -> None:
     url = f"{bucket}/texts"
     for name in ("a", "b", "deep/c"):

@@ -122,7 +122,8 @@ assert not run("index", source, "-o", index)
 sys.modules["starlette"] = None  # training has no use for a server
 assert run("train", "builtin:tiny", "-o", index + "3", "--ray") == 2
 del sys.modules["starlette"]
-assert run("index", source, "-o", index + "2", "--ray") == 2
+for command in (["index", source, "-o", index + "2", "--ray"], ["serve", index, "--ray"]):
+    assert run(*command) == 2
 """
 
 
@@ -131,7 +132,7 @@ def test_without_the_extra_nothing_of_it_is_loaded_and_the_option_says_what_is_m
     command = [sys.executable, "-c", WITHOUT, str(tmp_path / "a.txt"), str(tmp_path / "a.genius")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("genius-search[ray]") == 2 and "Traceback" not in done.stderr
+    assert done.stderr.count("genius-search[ray]") == 3 and "Traceback" not in done.stderr
     assert not (tmp_path / "a.genius2").exists()
 
 

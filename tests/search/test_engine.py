@@ -14,7 +14,7 @@ from search_reference import tiny_generator, tiny_quantizer
 
 from genius.errors import GeniusError
 from genius.model.query_bank import QueryBank
-from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors, beam_search, flat, scan, vectors
+from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors, beam_search, flat, rerank, scan, vectors
 
 SIZES = (3, 5, 4, 6)
 GENERATOR, QUANTIZER = tiny_generator(SIZES), tiny_quantizer(SIZES)
@@ -304,6 +304,35 @@ def test_segments_in_any_order_are_the_vectors_of_one_array(tmp_path) -> None:
     assert len(grown) == 94 and np.array_equal(grown.take(np.array([91])), stored[1:2].half().float())
     engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), segments)
     assert np.allclose(engine.search(z, k=5).scores, engine_of(codes, stored.half()).search(z, k=5).scores)
+
+
+@pytest.mark.parametrize("precision", [np.float16, np.float32])
+def test_products_with_chosen_vectors_are_those_of_brute_force(precision: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read piece by piece into kept memory, from one segment or several, in any order."""
+    monkeypatch.setattr(vectors, "COMPARED", 64)  # eight vectors at a time
+    rng = np.random.default_rng(0)
+    stored = rng.standard_normal((90, 8)).astype(precision)
+    queries = rng.standard_normal((3, 8)).astype(np.float32)
+    order = rng.permutation(90)
+    rows = rng.integers(-1, 90, (3, 50))
+    for segments, places in (([stored], None), ([stored], order), ([stored[:40], stored[40:]], order)):
+        found = StoredVectors(segments, places).products(queries, rows)
+        lying = stored if places is None else stored[places]
+        true = np.einsum("qd,qcd->qc", queries, lying[rows].astype(np.float32))
+        assert np.allclose(found[rows >= 0], true[rows >= 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("candidates", [3, 30, 200])
+def test_the_best_candidates_are_those_of_a_stable_sort(candidates: int) -> None:
+    rng = np.random.default_rng(1)
+    scores = rng.integers(0, 6, (20, candidates)).astype(np.float32)  # many are equal
+    rows = np.where(rng.random((20, candidates)) < 0.2, -1, rng.integers(0, 999, (20, candidates)))
+    found, values = rerank.top_k(rows, scores, 5)
+    for query in range(20):
+        order = sorted(np.flatnonzero(rows[query] >= 0), key=lambda place, own=scores[query]: -own[place])[:5]
+        assert found[query, : len(order)].tolist() == rows[query, order].tolist()
+        assert values[query, : len(order)].tolist() == scores[query, order].tolist()
+        assert (found[query, len(order) :] == -1).all() and np.isneginf(values[query, len(order) :]).all()
 
 
 def test_broken_calls_are_one_clear_error() -> None:

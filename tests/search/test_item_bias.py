@@ -15,7 +15,7 @@ from genius.model.config import GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, QueryBank
-from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search import CodeTrie, SearchEngine, SearchParams, flat
 from genius.search.item_bias import ItemBias
 from genius.search.scan import ScanCache
 
@@ -59,9 +59,11 @@ def test_scores_are_similarity_less_the_bias(plan: str) -> None:
     target = torch.zeros(5, dtype=torch.long)
     result = found.search(z, k=7, params=params, target=target, modality=torch.full((5,), TEXT))
     expected = z @ vectors.T - by_formula(torch.from_numpy(known.z), vectors)
-    best = expected.topk(7, 1)
-    assert np.array_equal(result.rows, best.indices)
-    np.testing.assert_allclose(result.scores, best.values, atol=2e-3, rtol=0)
+    assert found.item_bias is not None
+    half_a_step = found.item_bias.step[TEXT, IMAGE] / 2 + 1e-5
+    own = expected.numpy()[np.arange(5)[:, None], result.rows]
+    np.testing.assert_allclose(result.scores, own, atol=half_a_step, rtol=0)
+    np.testing.assert_allclose(result.scores, expected.topk(7, 1).values, atol=2 * half_a_step, rtol=0)
 
 
 @pytest.mark.parametrize("off", ["switch", "unknown modality", "another direction"])
@@ -92,9 +94,50 @@ def test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs()
     grown = first.changed(300, added, vectors[300:].numpy())
     after = grown.item_bias
     assert after is not None and len(after) == 400
-    assert np.array_equal(after.values[:, :300], before.values)
+    assert np.array_equal(after.codes[:, :300], before.codes)
     raw = known.item_bias(vectors[300:], TEXT, IMAGE) - before.centres[TEXT, IMAGE]
-    np.testing.assert_allclose(after.values[TEXT, 300:], raw, atol=1e-3, rtol=0)
+    half_a_step = before.step[TEXT, IMAGE] / 2 + 1e-6
+    np.testing.assert_allclose(after.columns(slice(300, 400))[:, TEXT], raw, atol=half_a_step, rtol=0)
+
+
+def test_a_bias_takes_one_byte_per_query_modality_and_is_as_exact_as_its_steps() -> None:
+    vectors, known = unit(400, 4), bank()
+    modality = torch.arange(400) % 2  # half of the items are texts: no query of the bank wants them
+    found = engine(vectors, modality, bank=known).item_bias
+    assert found is not None and found.bytes_per_item == 1 and found.codes.nbytes == 400
+    images = modality == 0
+    expected = known.item_bias(vectors[images], TEXT, IMAGE)
+    expected = expected - expected.mean()
+    rows = np.flatnonzero(images)[None]
+    half_a_step = found.step[TEXT, IMAGE] / 2 + 1e-6
+    np.testing.assert_allclose(found.take(np.array([TEXT]), rows)[0], expected, atol=half_a_step, rtol=0)
+    np.testing.assert_allclose(found.columns(rows[0])[:, TEXT], expected, atol=half_a_step, rtol=0)
+    assert not found.take(np.array([TEXT]), np.flatnonzero(~images)[None]).any()
+    assert not found.take(np.array([IMAGE]), rows).any()
+    assert not found.take(np.array([-1]), rows).any()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_exact_plan_adds_modality_and_bias_as_the_formula_says(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With vectors that stay in memory (one product with more dimensions) and with such that are read anew."""
+    if not kept:
+        monkeypatch.setattr(flat, "RESIDENT", 0)
+    vectors, known = unit(300, 4), bank()
+    modality = torch.arange(300) % 3
+    found = engine(vectors, modality, bank=known)
+    bias = found.item_bias
+    assert bias is not None
+    z = unit(6, 5)
+    of_query = torch.tensor([TEXT, IMAGE, -1, TEXT, IMAGE, TEXT])
+    log_probs = found.modality_log_probs(z)
+    expected = (z @ vectors.T).numpy() + (log_probs - log_probs.max(1, keepdims=True))[:, modality]
+    plain = found.search(z, k=300, params=SearchParams(plan="flat"))
+    np.testing.assert_allclose(plain.scores, -np.sort(-expected, 1), atol=1e-5, rtol=0)
+    expected -= bias.take(of_query.numpy(), np.tile(np.arange(300), (6, 1)))
+    corrected = found.search(z, k=300, params=SearchParams(plan="flat"), modality=of_query)
+    np.testing.assert_allclose(corrected.scores, -np.sort(-expected, 1), atol=1e-5, rtol=0)
+    first_ten = found.search(z, k=10, params=SearchParams(plan="flat"), modality=of_query)
+    assert np.array_equal(first_ten.rows, np.argsort(-expected, 1)[:, :10])
 
 
 def test_a_bias_is_read_back_from_its_cache_and_not_for_another_bank(tmp_path: Path) -> None:
@@ -104,24 +147,29 @@ def test_a_bias_is_read_back_from_its_cache_and_not_for_another_bank(tmp_path: P
     assert made is not None
     known = bank()
     identity = f"this collection-{known.digest()}"
-    again = ItemBias.load(cache.folder, identity)
-    assert again is not None and np.array_equal(again.values, made.values)
+    again = ItemBias.load(cache.folder, identity, modality.numpy())
+    assert again is not None and np.array_equal(again.columns(slice(0, 300)), made.columns(slice(0, 300)))
+    assert ItemBias.load(cache.folder, identity, modality.numpy()[:299]) is None
     other = engine(vectors, modality, bank=bank(200), cache=cache).item_bias
-    assert other is not None and not np.array_equal(other.values, made.values)
+    assert other is not None and not np.array_equal(other.columns(slice(0, 300)), made.columns(slice(0, 300)))
 
 
-@pytest.mark.parametrize("damage", ["cut", "nan", "shape"])
+@pytest.mark.parametrize("damage", ["none", "cut", "nan", "shape", "slot"])
 def test_a_damaged_cache_is_computed_anew(tmp_path: Path, damage: str) -> None:
-    known = ItemBias(np.zeros((3, 10), np.float16), np.zeros((3, 3), np.float32))
+    tables = [np.zeros((3, 3), np.float32) for _ in range(3)]
+    modality = np.zeros(10, np.int64)
+    known = ItemBias(np.zeros((1, 10), np.uint8), np.array([-1, 0, -1]), *tables, modality)
     if damage == "nan":
-        known = replace(known, values=np.full((3, 10), np.nan, np.float16))
+        known = replace(known, first=np.full((3, 3), np.nan, np.float32))
     if damage == "shape":
-        known = replace(known, values=np.zeros((2, 10), np.float16))
+        known = replace(known, codes=np.zeros((1, 9), np.uint8))
+    if damage == "slot":
+        known = replace(known, slots=np.array([-1, 1, -1]))
     known.save(tmp_path, "x")
     path = tmp_path / "item_bias.safetensors"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-3])
-    assert ItemBias.load(tmp_path, "x") is None
+    assert (ItemBias.load(tmp_path, "x", modality) is None) == (damage != "none")
 
 
 def test_a_hub_is_found_less_often() -> None:

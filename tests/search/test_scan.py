@@ -195,7 +195,7 @@ def _spoil(name: str, change: object) -> object:
         _spoil("0.rows", lambda rows: -rows),
         _spoil("0.sizes", lambda sizes: sizes * 2),
         _spoil("0.codes", lambda codes: codes[:, :-1].copy()),
-        _spoil("0.codebooks", lambda books: books[:, :100].copy()),
+        _spoil("0.codebooks", lambda books: books[:, :10].copy()),
         _spoil("0.means", lambda means: means * np.float32(np.nan)),
         _spoil("2.few", lambda rows: rows.astype(np.float32)),
     ],
@@ -250,4 +250,23 @@ def test_wide_vectors_have_more_codes() -> None:
 
     vectors = np.random.default_rng(0).normal(size=(600, 512)).astype(np.float32)
     cells = Cells.build(StoredVectors([vectors]), np.arange(600), None)
-    assert len(cells.codebooks) == 32
+    assert len(cells.codebooks) == 64
+
+
+def test_codes_are_unpacked_as_they_were_packed_and_additions_change_no_other() -> None:
+    from genius.search.cells import Cells, _product_quantizer
+    from genius.search.vectors import StoredVectors
+
+    vectors = np.random.default_rng(0).normal(size=(5_000, 30)).astype(np.float32)  # 30 codes of one dimension
+    stored = StoredVectors([vectors])
+    cells = Cells.build(stored, np.arange(4_900), None)
+    grown = cells.extended(stored, np.arange(4_900, 5_000))
+    before = cells.arrays()
+    after = Cells(grown.arrays(), grown.fitted).arrays()
+    assert len(cells) == 4_900 and len(grown) == 5_000 and sorted(after["rows"].tolist()) == list(range(5_000))
+    cell_of_row = np.empty(5_000, np.int64)
+    cell_of_row[after["rows"]] = np.repeat(np.arange(grown.count), after["sizes"])
+    residuals = (vectors - grown.means[cell_of_row]) @ grown.item_transform
+    expected = _product_quantizer(grown.codebooks).compute_codes(np.ascontiguousarray(residuals))
+    assert np.array_equal(after["codes"], expected[after["rows"]])
+    assert np.array_equal(before["codes"], expected[before["rows"]])

@@ -27,18 +27,10 @@ from genius.serve.settings import ServeConfig
 
 LOCAL = "http://localhost"  # what an open server answers to
 HELPERS = Path(__file__).parents[1] / "helpers"
-LAUNCHER = (  # without UMAP, which would draw every server's map beside the tests
-    "import sys; sys.modules['umap'] = None; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
+LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
     "from genius.cli import main; main()"
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def without_umap() -> Iterator[None]:
-    """Maps by principal directions: UMAP would draw beside the tests, for many seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "umap", None)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -515,26 +515,6 @@ def test_a_search_from_the_map_marks_its_answers_there(open_page: Callable[..., 
     assert page.locator(".plane").count() == 1
 
 
-def test_a_better_plane_takes_the_place_of_the_first(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    cards(page)
-    asked: list[str] = []
-
-    def answer(route: Any) -> None:
-        body = route.fetch().json()
-        asked.append(route.request.url)
-        later = len(asked) > 1
-        route.fulfill(json={**body, "method": "umap" if later else "pca", "drawing": not later})
-
-    page.route("**/v1/map*", answer)
-    page.click("#nav-map")
-    page.click(".map-tab >> text=Plane")
-    settled(page)
-    assert "being computed" in page.inner_text("#results")
-    until(page, "document.querySelector('#results').textContent.includes('by UMAP')")
-    assert len(asked) == 2 and page.get_attribute(".plane", "data-items") == "108"
-
-
 def listed(url: str, name: str) -> int:
     import httpx
 

@@ -192,23 +192,28 @@ def about(item: Item) -> str:
 def duplicates(
     path: IndexArgument,
     threshold: Annotated[
-        float,
+        float | None,
         typer.Option(
-            metavar="N", min=0.0, max=1.0, help="Cosine similarity from which two items are duplicates. 1: equal vectors."
+            metavar="N",
+            min=0.0,
+            max=1.0,
+            help="Cosine similarity from which two items are duplicates. 1: equal vectors. Default: calibrated on images.",
         ),
-    ] = 0.97,
+    ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find near-duplicates: the same photo twice, resized, or taken a second later.
+    """Find near-duplicates: the same photo twice, resized, or compressed again, with and without a caption.
+
+    Objects of one shape in different colours are not duplicates.
 
     Examples:
       genius duplicates my.genius
       genius duplicates my.genius --threshold 0.99 --json
     """
     from genius.index import Index
-    from genius.index.overview import duplicates as find
+    from genius.index.duplicates import duplicates as find
 
     with Index.open(path, model, read_only=True) as index:
         index.model.to(device)
@@ -284,28 +289,28 @@ def explain(
         wanted = Target.parse(target, modality)
         query = Query(text, image, instruction, wanted.modality, _negative(negative))
         request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
-        explanation = index.explain(query, request, shown=beams, rejected=rejected)
+        found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:
-        emit(explanation.to_dict())
+        emit(found.to_dict())
         return
-    for line in _lines(explanation):
+    for line in _lines(found):
         print(line)
 
 
-def _lines(explanation: Explanation) -> Iterator[str]:
+def _lines(found: Explanation) -> Iterator[str]:
     """An explanation for people."""
     from genius.index.explaining import LEGEND
 
-    yield explanation.summary
-    if not explanation.answers:
-        yield explanation.why or "nothing found"
-    if explanation.traces:
+    yield found.summary
+    if not found.answers:
+        yield found.why or "nothing found"
+    if found.traces:
         yield LEGEND
-    for trace in explanation.traces:
-        yield from _trace_lines(trace, explanation.plan)
-    for rank, answer in enumerate(explanation.answers, start=1):
+    for one in found.traces:
+        yield from _trace_lines(one, found.plan)
+    for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
-        if not explanation.fitted:
+        if not found.fitted:
             yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
             continue
         likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
@@ -319,15 +324,15 @@ def _lines(explanation: Explanation) -> Iterator[str]:
             yield f"     item bias {answer.item_bias:+.4f}, taken off its similarity (learned from queries)"
 
 
-def _trace_lines(trace: BeamTrace, plan: str | None) -> Iterator[str]:
+def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
     target = ""
-    if trace.target is not None:
-        target = f" of the modality {trace.target}"
+    if one.target is not None:
+        target = f" of the modality {one.target}"
     if plan == "beam":
         yield f"beam search for IDs{target}:"
     else:
         yield f"codes decided nothing here; a beam search for IDs{target} would go:"
-    for node in trace.tree():
+    for node in one.tree():
         yield from _branch(node, 1)
     yield ""
 
@@ -343,11 +348,11 @@ def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
         mark = " "
     else:
         mark = "x"
-    words = ", ".join(node["words"])
+    what = ", ".join(node["words"])
     if alone and node["examples"]:
-        words = node["examples"][0]
+        what = node["examples"][0]
     items = counted(node["items"], "item", 9)
-    yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {words}".rstrip()
+    yield f"{mark} {'  ' * depth}{code:<{max(1, 24 - 2 * depth)}} {likely:>7} {items}  {what}".rstrip()
     if not alone:
         for child in node["children"]:
             yield from _branch(child, depth + 1)

@@ -15,6 +15,7 @@ and the swap are those of `genius.index.folder`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -126,13 +127,17 @@ def reencode(
     if not open_store(path, about).at(open_store(path, about).latest()).count():
         raise GeniusError(f"{path} is empty: create a new index with the other encoder")
     work = path / REENCODED
-    work.mkdir(exist_ok=True)
+    try:
+        work.mkdir(exist_ok=True)
+    except OSError as error:
+        raise GeniusError(f"cannot write {work}: {error.strerror or error}; the index is as it was") from None
     with WriteLock(work / ".lock", 0.0).hold():
         done = _Run(path, about, Unfitted(encoder, device), skip_missing, config, tell, say).run()
     previous = previous_of(path)
-    for part in sorted((previous / REENCODED).iterdir()):
-        if part.name != SKIPPED:
-            remove(part, previous)
+    with contextlib.suppress(OSError, GeniusError):  # what stays goes with this generation
+        for part in sorted((previous / REENCODED).iterdir()):
+            if part.name != SKIPPED:
+                remove(part, previous)
     return done
 
 

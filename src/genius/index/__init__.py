@@ -792,7 +792,7 @@ class Index:
         return self._with_scans(live)
 
     def _with_scans(self, live: Live) -> Live:
-        """The search side with the place in its cache where the product codes of its base are kept."""
+        """The live view with the place in its cache where the product codes of its base are kept."""
         base = live.base
         if base.cached:
             queries = ""
@@ -803,7 +803,11 @@ class Index:
         return live
 
     def rebuild(self, reader: Reader) -> Live:
-        """A search side without history, and its cache on disk. The caller holds the write lock."""
+        """A live view without history, and its cache on disk. The caller holds the write lock.
+
+        Args:
+            reader: the version.
+        """
         base = cache.build_cached(reader, self.key, self.cache)
         cache.forget(self.cache, keep=base.version)
         return self._with_scans(Live(self.model, base, reader))
@@ -811,7 +815,7 @@ class Index:
     # -- one version at a time ---------------------------------------------------------------------------------
 
     def current(self, gone: Sequence[int] = (), committed: CommittedRows | None = None, model: Genius | None = None) -> Live:
-        """The search side at the newest version. Call with `lock` held.
+        """The live view at the newest version. Call with `lock` held.
 
         Args:
             gone: rows this process just deleted.
@@ -851,6 +855,10 @@ class Index:
         """`current`, certain about these ids: a cache is only a shortcut, and the table must not be changed by what it says.
 
         Call with `lock` held, by a writer.
+
+        Args:
+            ids: of items.
+            model: as for `current`.
         """
         live = self.current(model=model)
         if live.cached and live.reader.present(ids) != set(live.find(ids)):
@@ -859,22 +867,35 @@ class Index:
         return live
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Rows of the live view.
+
+        Args:
+            ids: of items; those that are not here are left out.
+        """
         with self.lock:
             return self.current().find(ids)
 
     def reader(self) -> Reader:
+        """The table at the newest version."""
         with self.lock:
             return self.current().reader
 
     def consistent(self, call: Callable[[], T]) -> T:
         """Run a read; again, on what is newest then, if another process cleaned its version away meanwhile, or replaced the
-        index."""
+        index.
+
+        Args:
+            call: the read.
+        """
         return self.following(lambda: self._on_newest(call))
 
     def following(self, call: Callable[[], T]) -> T:
-        """Run a call whose encoder, table and search side belong to one index; again, if another one took its place meanwhile.
+        """Run a call whose encoder, table and live view belong to one index; again, if another one took its place meanwhile.
 
         Of nested calls the outermost is run again: what an inner one was given may come from the encoder of before.
+
+        Args:
+            call: a read or a write.
         """
         if getattr(self._thread, "generation", None) is not None:
             return call()
@@ -901,7 +922,7 @@ class Index:
         return about is not None and about.id != self.about.id and origin_of(self.path) is not None
 
     def _become_successor(self) -> None:
-        """Open what has taken the place of this index: another model, table and search side."""
+        """Open what has taken the place of this index: another model, table and live view."""
         with self._opening:
             if not self._has_successor():
                 return  # another thread has done it
@@ -953,6 +974,7 @@ class Index:
             raise Replaced(f"{self.path} was replaced by another index since it was opened: open it again")
 
     def check_writable(self) -> None:
+        """One line if the index is open read-only."""
         if self.read_only:
             pinned = ""
             if self.pinned is not None:

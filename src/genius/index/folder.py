@@ -375,7 +375,10 @@ def open_or_create(
         about = _create(folder, loaded, lock, durable)
     fingerprint = loaded.fingerprint()
     if about.fingerprint != fingerprint:
-        built = f"{about.source or 'another model'} ({about.fingerprint[:8]})"
+        built = about.source or "another model"
+        if built == INSIDE:
+            built = "the model in its own folder"
+        built = f"{built} ({about.fingerprint[:8]})"
         raise GeniusError(
             f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): genius reencode changes its encoder"
         )

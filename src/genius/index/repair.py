@@ -44,6 +44,7 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ledger import Ledger, LedgerState, file_sum
+from genius.index.names import deleted_ids, keep_deleted
 from genius.index.paths import ABOUT, CACHE, LEARNED, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
 from genius.index.store import Store
@@ -169,6 +170,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
             _copy_model(source / MODEL, temporary / MODEL)
         if learned.stamp(source) is not None:
             _copy_file(source / LEARNED, temporary / LEARNED)
+        _carry_deleted(deleted_ids(source), reader, temporary)
         remove(temporary / ORIGIN, temporary)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -181,6 +183,20 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     except OSError as error:
         raise GeniusError(f"{target} was written, but its name may not survive a power cut: {error.strerror or error}") from None
     return Copied(source, target, reader.version, state.items)
+
+
+def _carry_deleted(ids: set[str], reader: Reader, target: Path) -> None:
+    """Note in an index which files stay deleted when their folder is indexed again.
+
+    Args:
+        ids: That were deleted by hand; those that `reader` holds came back with it.
+        reader: What the index will hold.
+        target: Of the index.
+    """
+    if not ids and not deleted_ids(target):
+        return
+    alive = {row["id"] for row in reader.stream(["id"])}
+    keep_deleted(target, ids - alive)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -226,6 +242,7 @@ def _replace(source: Path, reader: Reader, target: Path) -> Copied:
         store = open_store(target, there)
         if there.format < FORMAT:
             upgrade(target, there, store)
+        _carry_deleted(deleted_ids(source) | deleted_ids(target), reader, target)
         with store.change():
             rows: Iterator[pa.RecordBatch] = resealed(good_rows(reader), whole_schema(reader), store.next_seq(long=True))
             items = store.overwrite(whole_schema(reader), rows)

@@ -32,8 +32,8 @@ from genius.errors import GeniusError
 from genius.files import read_json, write_whole
 from genius.index.commit import manifest_name, table_folder
 from genius.index.folder import WriteLock, about_of
-from genius.index.ledger import Ledger, LedgerState, size_in
-from genius.index.paths import ABOUT, LEDGER, MODEL, PUBLISHED
+from genius.index.ledger import Ledger, LedgerState, file_sum, size_in
+from genius.index.paths import ABOUT, DELETED, LEDGER, MODEL, PUBLISHED
 
 CLAIMS = "publishing"  # folder of who publishes at the moment
 EVERY_S = 5.0  # between looks at an index that is followed
@@ -70,8 +70,8 @@ class Place:
         from pyarrow import fs
 
         with self._errors("list"):
-            entries = self.store.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True))
-        names = {info.path.removeprefix(f"{self.root}/"): info for info in entries if info.type == fs.FileType.File}
+            found = self.store.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True))
+        names = {info.path.removeprefix(f"{self.root}/"): info for info in found if info.type == fs.FileType.File}
         return {name: (info.size, info.mtime_ns or 0) for name, info in names.items()}
 
     def read(self, name: str) -> bytes | None:
@@ -92,12 +92,24 @@ class Place:
         write_whole(target, copy)
 
     def send(self, source: Path, name: str) -> None:
+        """One file into an object. Sent again if that fails: an answer that is lost makes the last step of an upload fail."""
+        try:
+            self._send(source, name)
+        except GeniusError:
+            self._send(source, name)
+
+    def _send(self, source: Path, name: str) -> None:
         with (
             self._errors("write to"),
             source.open("rb") as file,
             self.store.open_output_stream(f"{self.root}/{name}") as stream,
         ):
             shutil.copyfileobj(file, stream, 1 << 20)
+
+    def is_file(self) -> bool:
+        """Whether this place is an object, not a folder."""
+        with self._errors("read"):
+            return bool(self.store.get_file_info(self.root).is_file)
 
     def remove(self, name: str) -> None:
         with self._errors("write to"), contextlib.suppress(FileNotFoundError):
@@ -110,17 +122,18 @@ class Place:
 def fetch_sources(url: str, folder: Path) -> Path:
     """Everything under `url` as files under `folder`, with the store's times, so that what did not change is not read again."""
     place = Place(url)
-    files = place.files()
-    single = not files and place.store.get_file_info(place.root).is_file
-    if not files and not single:
+    found = place.files()
+    single = not found and place.is_file()
+    if not found and not single:
         raise GeniusError(f"nothing is stored at {url}")
     target = folder / place.root
     if single:
-        about = place.store.get_file_info(place.root)
-        files = {target.name: (about.size, about.mtime_ns or 0)}
+        with place._errors("read"):
+            about = place.store.get_file_info(place.root)
+        found = {target.name: (about.size, about.mtime_ns or 0)}
         place.root = str(Path(place.root).parent)
         target = target.parent
-    for name, (size, time) in files.items():
+    for name, (size, time) in found.items():
         path = (target / name).resolve()
         if not path.is_relative_to(target.resolve()):
             raise GeniusError(f"{url} holds an object whose name leads out of it: {name!r}")
@@ -128,9 +141,9 @@ def fetch_sources(url: str, folder: Path) -> Path:
             place.fetch(name, path)
             os.utime(path, ns=(time, time))
     if single:
-        return target / next(iter(files))
+        return target / next(iter(found))
     for path in target.rglob("*"):
-        if path.is_file() and path.relative_to(target).as_posix() not in files:
+        if path.is_file() and path.relative_to(target).as_posix() not in found:
             path.unlink()
     return target
 
@@ -148,42 +161,71 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
         state = Ledger(folder).read()
         if state is None:
             raise GeniusError(f"{folder} has an earlier format: run genius optimize {folder} first")
-        stored = {name: about for name, about in place.files().items() if not _is_claim(name)}
+        there = {name: about for name, about in place.files().items() if not _is_claim(name)}
         before = _ledger_state(place)
-        _refuse_another(folder, place, state, before, stored)
+        _refuse_another(folder, place, state, before, there)
+        _note(folder, _next(place.url), _mark(state))  # a kill may leave the store at it, or files of it there
         table = table_folder(folder)
         for name in sorted(state.files, key=lambda name: name.startswith("_versions")):  # what defines a version after its data
-            if stored.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(state.files[name]):
+            if there.get(f"{table.name}/{name}", (-1, 0))[0] != size_in(state.files[name]):
                 place.send(table / name, f"{table.name}/{name}")
-        for path in [folder / ABOUT, *sorted((folder / MODEL).rglob("*"))]:
+        for path in [folder / ABOUT, folder / DELETED, *sorted((folder / MODEL).rglob("*"))]:
             if path.is_file():
                 place.send(path, path.relative_to(folder).as_posix())
-        place.send(folder / LEDGER, LEDGER)  # from here on the new version counts
-        noted = {**_published(folder), place.url: _mark(state)}
-        write_whole(folder / PUBLISHED, lambda path: path.write_text(json.dumps(noted)))
-        for name in stored:
-            if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in state.files:
-                place.remove(name)
+        _send_ledger(place, folder, state)
+        try:
+            _note(folder, place.url, _mark(state))
+            for name in there:
+                if name.startswith(f"{table.name}/") and name.removeprefix(f"{table.name}/") not in state.files:
+                    place.remove(name)
+        except GeniusError as error:
+            raise GeniusError(f"{error}; the new version is made all the same, publish again to tidy up") from None
     return state
+
+
+def _send_ledger(place: Place, folder: Path, state: LedgerState) -> None:
+    """Send the ledger: from here on the new version counts. Says truly whether it does."""
+    try:
+        place.send(folder / LEDGER, LEDGER)
+    except GeniusError as error:
+        try:
+            found = _ledger_state(place)
+        except GeniusError:
+            raise GeniusError(f"{error}; whether the new version is there is not known: publish again") from None
+        if found is None or _mark(found) != _mark(state):
+            raise GeniusError(f"{error}; the store is as it was") from None
 
 
 @contextmanager
 def _claim(place: Place, alone: bool) -> Iterator[None]:
-    """Inside, nobody else publishes here: everybody writes a claim first, and then looks for those of others."""
-    claim = f"{CLAIMS}/{secrets.token_hex(8)}"
-    with tempfile.NamedTemporaryFile("w") as file:
-        file.write(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
-        file.flush()
-        place.send(Path(file.name), claim)
+    """Inside, nobody else publishes here: everybody writes a claim first, and then looks for those of others.
+
+    A claim that cannot be removed keeps others out, and the error says so.
+    """
+    mine = f"{CLAIMS}/{secrets.token_hex(8)}"
+    done = False
     try:
-        for other in [name for name in place.files() if _is_claim(name) and name != claim]:
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
+            file.flush()
+            place.send(Path(file.name), mine)
+        for other in [name for name in place.files() if _is_claim(name) and name != mine]:
             if not alone:
-                owner = (place.read(other) or b"somebody").decode(errors="replace").strip()
-                raise GeniusError(f"{place.url}: {owner} is publishing there; if it was killed, use genius publish --alone")
+                who = (place.read(other) or b"somebody").decode(errors="replace").strip()
+                raise GeniusError(f"{place.url}: {who} is publishing there; if it was killed, use genius publish --alone")
             place.remove(other)
         yield
+        done = True
     finally:
-        place.remove(claim)
+        stays = None
+        try:
+            place.remove(mine)
+        except GeniusError as error:
+            stays = error
+        if done and stays is not None:
+            raise GeniusError(
+                f"{stays}; the new version is made all the same, but the note that we publish stays: publish with --alone"
+            ) from None
 
 
 def _is_claim(name: str) -> bool:
@@ -192,15 +234,17 @@ def _is_claim(name: str) -> bool:
 
 def _refuse_another(folder: Path, place: Place, state: LedgerState, before: LedgerState | None, there: dict[str, Any]) -> None:
     """Unless nothing is there, or a version of this very index, or what was published from here last (and cleaned up since)."""
+    noted = _published(folder)
     if before is None:
-        if there:
+        if there and _next(place.url) not in noted:
             raise GeniusError(f"{place.url} holds other objects ({next(iter(there))!r}): choose another URL")
         return
     if before.about["id"] != state.about["id"]:
         raise GeniusError(f"{place.url} holds another index: choose another URL")
     name = manifest_name(before.head)
     ours = before.head in state.shown and state.files.get(name) == before.files.get(name)
-    if not ours and _published(folder).get(place.url) != _mark(before):
+    ours = ours or _mark(before) in (noted.get(place.url), noted.get(_next(place.url)))
+    if not ours:
         raise GeniusError(f"{place.url} holds changes that this index does not have: another process publishes there")
 
 
@@ -211,6 +255,16 @@ def _published(folder: Path) -> dict[str, str]:
         return noted
     except (FileNotFoundError, GeniusError):
         return {}
+
+
+def _note(folder: Path, name: str, mark: str) -> None:
+    noted = {**_published(folder), name: mark}
+    write_whole(folder / PUBLISHED, lambda path: path.write_text(json.dumps(noted)))
+
+
+def _next(url: str) -> str:
+    """Under which name the version is noted that is on its way to `url`."""
+    return f"{url} (next)"
 
 
 def _mark(state: LedgerState) -> str:
@@ -246,13 +300,16 @@ def _fetch(place: Place, folder: Path) -> LedgerState:
         path = table / name
         if not path.is_file() or path.stat().st_size != size_in(noted):
             place.fetch(f"{table.name}/{name}", path)
+            if file_sum(path) != noted:
+                path.unlink()
+                raise GeniusError(f"{name} of {place.url} arrived as something else than was published: try again")
     for name in place.files():
-        if name == ABOUT or (name.startswith(f"{MODEL}/") and ".." not in name):
+        if name in (ABOUT, DELETED) or (name.startswith(f"{MODEL}/") and ".." not in name):
             place.fetch(name, folder / name)
     with tempfile.TemporaryDirectory() as scratch:
         place.fetch(LEDGER, Path(scratch) / LEDGER)
-        ledger = Ledger(Path(scratch)).read()
-        if ledger is None or ledger.head != state.head:
+        found = Ledger(Path(scratch)).read()
+        if found is None or found.head != state.head:
             raise FileNotFoundError(LEDGER)  # published again meanwhile
         write_whole(folder / LEDGER, lambda path: shutil.copyfile(Path(scratch) / LEDGER, path))
     for path in table.rglob("*"):

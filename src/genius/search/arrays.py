@@ -159,12 +159,18 @@ def _sorted_top(scores: Floats, width: int) -> tuple[Floats, Ints]:
     return np.take_along_axis(scores, best, 1), best
 
 
-def half_to_float(halves: NDArray[np.float16]) -> Floats:
+def half_to_float(halves: NDArray[np.float16], out: Floats | None = None) -> Floats:
     """float16 -> float32, exactly, for finite numbers. Several times as fast as numpy's own conversion.
 
     A shift moves exponent and fraction of a half to where a float has them; what is left is the bias of the exponents.
+
+    Args:
+        halves: Any shape.
+        out: Of the same shape, contiguous; None: a new array.
     """
-    bits = np.empty(halves.shape, np.int32)
+    if out is None:
+        out = np.empty(halves.shape, np.float32)
+    bits = out.view(np.int32)
     flat_halves = np.ascontiguousarray(halves).view(np.int16).reshape(-1)
     flat_bits = bits.reshape(-1)
     for first in range(0, len(flat_bits), HALVES_AT_ONCE):
@@ -174,7 +180,7 @@ def half_to_float(halves: NDArray[np.float16]) -> Floats:
         np.bitwise_and(part, HALF_SIGN_AND_FRACTION, out=part)
         floats = part.view(np.float32)
         np.multiply(floats, HALF_SCALE, out=floats)
-    return bits.view(np.float32)
+    return out
 
 
 def as_numpy(array: Any) -> NDArray[Any]:

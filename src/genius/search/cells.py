@@ -1,9 +1,11 @@
-"""`Cells`: vectors as product codes in an inverted file, in the metric of queries (Faiss IVF-PQ).
+"""`Cells`: vectors as product codes of 4 bits in an inverted file, in the metric of queries (Faiss IVF-PQ, fast-scan).
 
 - Cells are spherical k-means of the vectors; an item belongs to the nearest cell *in the original space*.
 - Codes describe the residual x - mean(cell), after x -> A x with A = C^(1/2), C = E[q q^T] of queries, and a rotation (OPQ): the
   quantization error counts where queries look. Queries see A^-T q, so inner products stay what they were.
-- A search ranks cells by q . mean(cell) and scans the codes in the best ones.
+- A search ranks cells by q . mean(cell) and scans the codes in the best ones, best cell first. Faiss looks 32 codes up at a time
+  in registers (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors
+  costs less.
 
 Knows vectors and rows; nothing of modalities, filters' meaning or files.
 """
@@ -21,11 +23,15 @@ from genius.search.arrays import Floats, Ints
 from genius.search.vectors import Vectors
 
 faiss: Any = _faiss  # its type stubs lag behind it
-CODE_BYTES = 16  # product codes of 8 bits per item, at least
-WIDTH_PER_CODE = 16  # dimensions per code of wide vectors: 48 bytes at 768
+CODES = 32  # product codes of 4 bits per item, at least: 16 bytes
+CODE_BITS = 4
+CODE_VALUES = 1 << CODE_BITS
+WIDTH_PER_CODE = 8  # dimensions per code of wide vectors: 48 bytes at 768
+MOST_CODES = 256  # sums of that many looked-up bytes fit in 16 bits
+PACKED = 32  # codes that are scanned together
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
-CODE_SAMPLE = 20_000  # residuals that product codes are fitted to
+CODE_SAMPLE = 40_000  # residuals that product codes are fitted to
 ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
 SEED = 1
@@ -36,23 +42,20 @@ class Cells:
     """The codes of one modality in an inverted file.
 
     Args:
-        arrays: `centroids` (cells, D) unit vectors that items are assigned by, `means` (cells, D) of their items,
-            `item_transform` and `query_transform` (D, D), `codebooks` (S, 256, D / S), and, sorted by cell, `codes` (n, S) uint8,
-            `rows` (n,) and `sizes` (cells,).
-        fitted: Items that centroids and codebooks were fitted to.
+        arrays: `means` (cells, D) of the items of each cell, `item_transform` and `query_transform` (D, D), `codebooks`
+            (S, 16, D / S), and, sorted by cell, `codes` (n, S / 2) uint8, two in a byte, `rows` (n,) and `sizes` (cells,).
+        fitted: Items that cells and codebooks were fitted to.
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], fitted: int) -> None:
-        self.centroids: Floats = np.ascontiguousarray(arrays["centroids"], np.float32)
         self.means: Floats = np.ascontiguousarray(arrays["means"], np.float32)
         self.item_transform: Floats = np.ascontiguousarray(arrays["item_transform"], np.float32)
         self.query_transform: Floats = np.ascontiguousarray(arrays["query_transform"], np.float32)
         self.codebooks: Floats = np.ascontiguousarray(arrays["codebooks"], np.float32)
         self.fitted = fitted
         self.count, self.width = self.means.shape
-        self.index = self._inverted_file()
+        self.index = self._inverted_file(arrays["codes"], np.asarray(arrays["rows"], np.int64), arrays["sizes"])
         self._parameters: dict[int, Any] = {}  # of unfiltered searches, by cells probed
-        self._fill(self.index, arrays["codes"], np.asarray(arrays["rows"], np.int64), arrays["sizes"])
 
     @classmethod
     def build(cls, vectors: Vectors, rows: Ints, metric: Floats | None) -> Cells:
@@ -94,7 +97,7 @@ class Cells:
         rotation, codebooks = _fit_codes(np.ascontiguousarray(residuals), width)
         item_transform = np.ascontiguousarray(root @ rotation.T)
         quantizer = _product_quantizer(codebooks)
-        codes = np.empty((len(rows), len(codebooks)), np.uint8)
+        codes = np.empty((len(rows), quantizer.code_size), np.uint8)
         for first, block in _blocks(vectors, rows):
             own = cell[first : first + len(block)]
             codes[first : first + len(block)] = quantizer.compute_codes(
@@ -102,7 +105,6 @@ class Cells:
             )
         order = np.argsort(cell, kind="stable")
         arrays: dict[str, NDArray[Any]] = {
-            "centroids": centroids,
             "means": means,
             "item_transform": item_transform,
             "query_transform": inverse @ rotation.T,
@@ -116,50 +118,82 @@ class Cells:
     def __len__(self) -> int:
         return int(self.index.ntotal)
 
-    def _inverted_file(self) -> Any:
-        """An empty one. Its own quantizer only gives the centroids that residuals are relative to."""
-        subspaces = len(self.codebooks)
-        coarse = faiss.IndexFlatIP(self.width)
-        coarse.add(np.ascontiguousarray(self.means @ self.item_transform))
-        index = faiss.IndexIVFPQ(coarse, self.width, self.count, subspaces, 8, faiss.METRIC_INNER_PRODUCT)
-        index.own_fields = True
-        coarse.this.disown()
-        index.by_residual = True
-        faiss.copy_array_to_vector(self.codebooks.ravel(), index.pq.centroids)
-        index.is_trained = True
-        return index
-
-    @staticmethod
-    def _fill(index: Any, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> None:
-        """Append codes (n, S) and rows (n,), sorted by cell, of which each cell has `sizes`."""
+    def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
+        """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
+        nowhere = faiss.IndexFlatIP(self.width)  # Faiss does not choose cells: their scores are given with every search
+        plain = faiss.IndexIVFPQ(nowhere, self.width, self.count, len(self.codebooks), CODE_BITS, faiss.METRIC_INNER_PRODUCT)
+        plain.by_residual = True
+        faiss.copy_array_to_vector(self.codebooks.ravel(), plain.pq.centroids)
+        plain.is_trained = True
         codes = np.ascontiguousarray(codes, np.uint8)
         rows = np.ascontiguousarray(rows, np.int64)
         ends = np.cumsum(sizes)
-        lists = index.invlists
+        lists = plain.invlists
         for cell in np.flatnonzero(sizes).tolist():
             end = int(ends[cell])
             start = end - int(sizes[cell])
             lists.add_entries(cell, end - start, faiss.swig_ptr(rows[start:end]), faiss.swig_ptr(codes[start:end]))
-        index.ntotal += len(rows)
+        plain.ntotal = len(rows)
+        packed = faiss.IndexIVFPQFastScan(plain, PACKED)
+        packed.own_fields = True
+        nowhere.this.disown()
+        return packed
+
+    def _entries(self, cell: int) -> tuple[NDArray[np.uint8], Ints]:
+        """Codes (n, S / 2) and rows (n,) of a cell, copied."""
+        lists = faiss.downcast_InvertedLists(self.index.invlists)
+        packer = lists.packer
+        size = lists.list_size(cell)
+        codes = np.empty((-(-size // PACKED), PACKED, packer.code_size), np.uint8)
+        if not size:
+            return codes.reshape(0, packer.code_size), np.empty(0, np.int64)
+        packed = faiss.rev_swig_ptr(lists.get_codes(cell), len(codes) * packer.block_size).reshape(len(codes), -1)
+        for block, own in zip(packed, codes, strict=True):
+            packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(own))
+        rows = faiss.rev_swig_ptr(lists.get_ids(cell), size).copy()
+        return codes.reshape(-1, packer.code_size)[:size], rows
+
+    @staticmethod
+    def _put(index: Any, cell: int, codes: NDArray[np.uint8], rows: Ints) -> None:
+        """Make codes (n, S / 2) and rows (n,) the entries of a cell."""
+        lists = faiss.downcast_InvertedLists(index.invlists)
+        packer = lists.packer
+        blocks = -(-len(rows) // PACKED)
+        padded = np.zeros((blocks, PACKED, packer.code_size), np.uint8)
+        padded.reshape(-1, packer.code_size)[: len(rows)] = codes
+        packed = np.zeros((blocks, packer.block_size), np.uint8)
+        for own, block in zip(padded, packed, strict=True):
+            packer.pack_all(faiss.swig_ptr(own), faiss.swig_ptr(block))
+        lists.resize(cell, 0)
+        lists.add_entries(cell, len(rows), faiss.swig_ptr(np.ascontiguousarray(rows)), faiss.swig_ptr(packed))
 
     def extended(self, vectors: Vectors, rows: Ints) -> Cells:
         """These items and those of more rows, coded by the same cells and codebooks; these stay as they are."""
         nearest = faiss.IndexFlatIP(self.width)
-        nearest.add(self.centroids)
-        quantizer = self.index.pq
+        nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
+        quantizer = _product_quantizer(self.codebooks)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
             own = nearest.search(block, 1)[1][:, 0]
             cells.append(own)
             codes.append(quantizer.compute_codes(np.ascontiguousarray((block - self.means[own]) @ self.item_transform)))
-        cell = np.concatenate(cells)
-        order = np.argsort(cell, kind="stable")
+        cell_of_row = np.concatenate(cells)
+        code_of_row = np.concatenate(codes)
         grown = object.__new__(Cells)
         grown.__dict__.update(self.__dict__)
         grown.index = faiss.clone_index(self.index)
-        sizes = np.bincount(cell, minlength=self.count)
-        self._fill(grown.index, np.concatenate(codes)[order], rows[order], sizes)
+        order = np.argsort(cell_of_row, kind="stable")
+        changed, starts = np.unique(cell_of_row[order], return_index=True)
+        for cell, added in zip(changed.tolist(), np.split(order, starts[1:]), strict=True):
+            own_codes, own_rows = self._entries(cell)
+            self._put(
+                grown.index,
+                cell,
+                np.concatenate([own_codes, code_of_row[added]]),
+                np.concatenate([own_rows, rows[added]]),
+            )
+        grown.index.ntotal = self.index.ntotal + len(rows)
         return grown
 
     def search(self, queries: Floats, count: int, probes: int, allowed: RowSelector | None = None) -> tuple[Floats, Ints]:
@@ -175,12 +209,14 @@ class Cells:
             Scores by codes and rows, (Q, count) each, best first; rows are -1 where fewer are in the cells.
         """
         cell_scores = queries @ self.means.T
+        query = np.arange(len(queries))[:, None]
         if probes < self.count:
             cells = np.argpartition(cell_scores, self.count - probes, axis=1)[:, self.count - probes :]
-            cell_scores = cell_scores[np.arange(len(queries))[:, None], cells]
+            best_first = np.argsort(-cell_scores[query, cells], axis=1)
+            cells = cells[query, best_first]
         else:
-            cells = np.tile(np.arange(self.count), (len(queries), 1))
-        cells = np.ascontiguousarray(cells)  # Faiss reads these arrays by their addresses
+            cells = np.argsort(-cell_scores, axis=1)
+        cell_scores = cell_scores[query, cells]  # Faiss reads these arrays by their addresses: they are contiguous
         transformed = np.ascontiguousarray(queries @ self.query_transform)
         scores = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
@@ -207,26 +243,25 @@ class Cells:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What `Cells(arrays, fitted)` is made of."""
-        lists = self.index.invlists
-        sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
-        codes = np.empty((len(self), len(self.codebooks)), np.uint8)
-        rows = np.empty(len(self), np.int64)
-        ends = np.cumsum(sizes)
-        for cell in np.flatnonzero(sizes).tolist():
-            size = int(sizes[cell])
-            own = slice(int(ends[cell]) - size, int(ends[cell]))
-            codes[own] = faiss.rev_swig_ptr(lists.get_codes(cell), size * codes.shape[1]).reshape(size, -1)
-            rows[own] = faiss.rev_swig_ptr(lists.get_ids(cell), size)
+        entries = [self._entries(cell) for cell in range(self.count)]
         return {
-            "centroids": self.centroids,
             "means": self.means,
             "item_transform": self.item_transform,
             "query_transform": self.query_transform,
             "codebooks": self.codebooks,
-            "codes": codes,
-            "rows": rows,
-            "sizes": sizes,
+            "codes": np.concatenate([codes for codes, _ in entries]),
+            "rows": np.concatenate([rows for _, rows in entries]),
+            "sizes": np.array([len(rows) for _, rows in entries], np.int64),
         }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: packed codes, rows, means, transforms and codebooks."""
+        lists = faiss.downcast_InvertedLists(self.index.invlists)
+        sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
+        packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
+        others = (self.means, self.item_transform, self.query_transform, self.codebooks)
+        return packed + 8 * len(self) + sum(int(array.nbytes) for array in others)
 
 
 def _blocks(vectors: Vectors, rows: Ints) -> Iterator[tuple[int, Floats]]:
@@ -268,25 +303,24 @@ def _roots(metric: Floats | None, width: int) -> tuple[Floats, Floats]:
 
 
 def _fit_codes(residuals: Floats, width: int) -> tuple[Floats, Floats]:
-    """Rotation (D, D) and codebooks (S, 256, D / S) for residuals (n, D).
+    """Rotation (D, D) and codebooks (S, 16, D / S) for residuals (n, D).
 
     Principal directions are dealt out to subspaces of like variance (parametric OPQ), then each subspace is clustered. On vectors
     of photos that left a smaller error than iterated OPQ did, in half the time.
     """
-    subspaces = max(CODE_BYTES, width // WIDTH_PER_CODE)
-    while width % subspaces:
-        subspaces //= 2
+    most = min(MOST_CODES, max(CODES, width // WIDTH_PER_CODE))
+    subspaces = max(count for count in range(1, most + 1) if width % count == 0)
     rotation = _balanced_directions(residuals, subspaces)
-    quantizer = faiss.ProductQuantizer(width, subspaces, 8)
+    quantizer = faiss.ProductQuantizer(width, subspaces, CODE_BITS)
     quantizer.cp.niter = CODE_ITERATIONS
     quantizer.cp.seed = SEED
     quantizer.cp.min_points_per_centroid = 1
     quantizer.cp.max_points_per_centroid = CODE_SAMPLE
     points = residuals @ rotation.T
-    if len(points) < 256:  # k-means wants as many points as centroids
-        points = np.tile(points, (256 // len(points) + 1, 1))
+    if len(points) < CODE_VALUES:  # k-means wants as many points as centroids
+        points = np.tile(points, (CODE_VALUES // len(points) + 1, 1))
     quantizer.train(np.ascontiguousarray(points))
-    codebooks = faiss.vector_to_array(quantizer.centroids).reshape(subspaces, 256, -1)
+    codebooks = faiss.vector_to_array(quantizer.centroids).reshape(subspaces, CODE_VALUES, -1)
     return rotation, codebooks
 
 
@@ -307,7 +341,7 @@ def _balanced_directions(points: Floats, subspaces: int) -> Floats:
 
 def _product_quantizer(codebooks: Floats) -> Any:
     subspaces, _, part = codebooks.shape
-    quantizer = faiss.ProductQuantizer(subspaces * part, subspaces, 8)
+    quantizer = faiss.ProductQuantizer(subspaces * part, subspaces, CODE_BITS)
     faiss.copy_array_to_vector(codebooks.ravel(), quantizer.centroids)
     return quantizer
 

@@ -123,8 +123,8 @@ class SearchEngine:
         if self.cache is None:
             return ItemBias.build(self.bias_bank, self.collection)
         identity = f"{self.cache.identity}-{self.bias_bank.digest()}"
-        known = ItemBias.load(self.cache.folder, identity)
-        if known is not None and len(known) == self.rows:
+        known = ItemBias.load(self.cache.folder, identity, self.collection.modality)
+        if known is not None:
             return known
         made = ItemBias.build(self.bias_bank, self.collection)
         if made is not None and self.cache.writable:

@@ -7,15 +7,16 @@ and masks over rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genius.search.arrays import Array, Arrays, Ints
 from genius.search.collection import Collection
+from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.rerankers import BUILT_IN
-from genius.search.types import Candidates, QueryBatch
+from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
 QUERIES = 256  # compared with a block at a time
@@ -36,7 +37,7 @@ class Flat:
 
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
-        self._resident: tuple[Vectors, Array] | None = None
+        self._resident: _Resident | None = None
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
         """Whether there are vectors to compare."""
@@ -79,10 +80,7 @@ class Flat:
         best_rows: Array = arrays.put(np.empty((len(batch), 0), np.int64))
         considered = np.zeros(len(batch), np.int64)
         for rows, block in self._blocks(batch, vectors):
-            scores = queries @ block.T  # (Q, n)
-            prior = batch.prior(rows, self.collection.modality, arrays)
-            if prior is not None:
-                scores = scores + prior
+            scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
             visible = self._visible(batch, rows, arrays)
             if visible is None:
                 considered += scores.shape[1]
@@ -99,15 +97,40 @@ class Flat:
         rows_found = np.where(np.isneginf(found), -1, arrays.host(best_rows))
         return Candidates(rows_found, found, considered)
 
+    def _scores(self, batch: QueryBatch, queries: Array, rows: Any, block: Array, arrays: Arrays) -> Array:
+        """(Q, n) similarities plus what is added to them: log p(modality) of an unknown target, less the item bias."""
+        width = queries.shape[1]
+        if not batch.has_prior:
+            return queries @ block[:, :width].T
+        added = arrays.put(batch.prior_dimensions())
+        if block.shape[1] > width:  # both have these dimensions: one product
+            return arrays.concatenate([queries, added], 1) @ block.T
+        scores = queries @ block.T
+        scores += added @ self._prior_dimensions(batch.item_bias, rows, arrays).T
+        return scores
+
+    def _prior_dimensions(self, item_bias: ItemBias | None, rows: Any, arrays: Arrays) -> Array:
+        """(n, 6) what items have in the dimensions of `QueryBatch.prior_dimensions`: one at their modality, their biases."""
+        modality = self.collection.modality
+        if modality is None:
+            modality = np.zeros(len(self.collection), np.int64)
+        one_at_modality = np.eye(MODALITIES, dtype=np.float32)
+        one_at_modality = np.concatenate([one_at_modality, np.zeros((1, MODALITIES), np.float32)])  # the last: of no modality
+        of_item = arrays.put(one_at_modality)[arrays.resident(modality)[rows]]
+        biases = of_item * 0
+        if item_bias is not None:
+            biases = item_bias.columns(rows, arrays)
+        return arrays.concatenate([of_item, biases], 1)
+
     def _blocks(self, batch: QueryBatch, vectors: Vectors) -> Iterator[tuple[Any, Array]]:
-        """Rows and their vectors (n, D), of all rows that any query may find."""
+        """Rows that any query may find and their vectors (n, D); those that are kept have the dimensions of priors too."""
         rows = self._rows_of_any(batch)
         if rows is not None and SCATTERED * len(rows) < len(self.collection):
             for first in range(0, len(rows), BLOCK):
                 part = rows[first : first + BLOCK]
                 yield vectors.arrays.put(part), vectors.take(part)
         elif 4 * len(vectors) * vectors.width <= RESIDENT:
-            yield slice(0, len(vectors)), self._held(vectors)
+            yield slice(0, len(vectors)), self._held(vectors, batch.item_bias)
         else:
             for first, block in vectors.blocks():
                 yield slice(first, first + len(block)), block
@@ -128,12 +151,16 @@ class Flat:
             return None
         return np.flatnonzero(mask)
 
-    def _held(self, vectors: Vectors) -> Array:
-        """(N, D) float32 of a small collection, kept between searches."""
-        if self._resident is None or self._resident[0] is not vectors:
-            whole = vectors.arrays.concatenate([block for _, block in vectors.blocks()])
-            self._resident = (vectors, whole)
-        return self._resident[1]
+    def _held(self, vectors: Vectors, item_bias: ItemBias | None) -> Array:
+        """(N, D + 6) float32 of a small collection, kept between searches: vectors, and the dimensions of priors."""
+        held = self._resident
+        if held is not None and held.vectors is vectors and (item_bias is None or held.item_bias is item_bias):
+            return held.whole
+        arrays = vectors.arrays
+        whole = arrays.concatenate([block for _, block in vectors.blocks()])
+        added = self._prior_dimensions(item_bias, slice(0, len(vectors)), arrays)
+        self._resident = _Resident(vectors, item_bias, arrays.concatenate([whole, added], 1))
+        return self._resident.whole
 
     def _visible(self, batch: QueryBatch, rows: Any, arrays: Arrays) -> Array | None:
         """(Q, n) rows of a block that each query may find; None: all."""
@@ -150,6 +177,14 @@ class Flat:
         if visible is not None and len(visible) < len(batch):
             visible = visible[arrays.put(np.zeros(len(batch), np.int64))]
         return visible
+
+
+class _Resident(NamedTuple):
+    """Vectors that stay in memory between searches."""
+
+    vectors: Vectors
+    item_bias: ItemBias | None
+    whole: Array  # (N, D + 6)
 
 
 def _rows_at(rows: Any, places: Array) -> Array:

@@ -1,13 +1,15 @@
 """`ItemBias`: one number per item and query modality that is taken off every score, learned from a sample of queries.
 
 Items that are similar to every query are found too often; the bias of an item says by how much (`QueryBank.item_bias`). It is
-computed once per item, kept as float16, and centred for each direction (query modality -> target modality), so that scores of
-different modalities stay comparable and keep their scale. Knows vectors and rows; nothing of plans.
+computed once per item, kept in one byte for each query modality that the bank knows (text and image queries: two bytes per item),
+and centred for each direction (query modality -> target modality), so that scores of different modalities stay comparable and
+keep their scale. Knows vectors and rows; nothing of plans.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,26 +27,46 @@ if TYPE_CHECKING:
     from genius.model.query_bank import QueryBank
 
 FILE = "item_bias.safetensors"
-FORMAT = "genius-item-bias-1"
+FORMAT = "genius-item-bias-2"
 BLOCK = 16_384  # items compared with queries at a time
 MODALITIES = len(Modality)
+CODES = 256  # values of a byte
+LEVELS = CODES - 1
+MARGIN = 0.25  # of the range of biases, on both sides: items that are added later may be outside of it
+LEAST_RANGE = 1e-3
+TABLES = ("first", "step", "centres")
 
 
 @dataclass(frozen=True)
 class ItemBias:
     """Biases of the rows of one collection.
 
+    A bias is `first + step * code`, by its direction.
+
     Args:
-        values: (3, N) float16, by query modality and item row; centred.
-        centres: (3, 3) float32, by query modality and target: the mean that was taken off when the bias was first computed.
+        codes: (S, N) uint8, a row for each query modality that the bank knows, by item row.
+        slots: (3,) int64, the row in `codes` of each query modality; -1: no correction.
+        first: (3, 3) float32, by query modality and target: the centred bias of code 0.
+        step: (3, 3) float32: what a step of the code adds; 0: no correction in this direction.
+        centres: (3, 3) float32: the mean that was taken off when the bias was first computed.
+        modality: (N,) of the items, -1 of rows without a code.
     """
 
-    values: NDArray[np.float16]
+    codes: NDArray[np.uint8]
+    slots: Ints
+    first: Floats
+    step: Floats
     centres: Floats
+    modality: Ints
 
     def __len__(self) -> int:
         """Rows that it covers."""
-        return int(self.values.shape[1])
+        return int(self.codes.shape[1])
+
+    @property
+    def bytes_per_item(self) -> int:
+        """Of memory and of the cache on disk."""
+        return len(self.codes)
 
     @classmethod
     def build(cls, bank: QueryBank, collection: Collection) -> ItemBias | None:
@@ -54,96 +76,145 @@ class ItemBias:
             bank: Of queries in the space of the collection's vectors.
             collection: Whose items it is for.
         """
-        directions = [bank.bias_weight(query, target) for query in range(MODALITIES) for target in range(MODALITIES)]
-        if collection.vectors is None or collection.modality is None or not any(directions):
+        modality = collection.modality
+        known = [query for query in range(MODALITIES) if any(bank.bias_weight(query, target) for target in range(MODALITIES))]
+        if collection.vectors is None or modality is None or not known:
             return None
-        raw = _computed(bank, collection, 0)
-        centres = np.zeros((MODALITIES, MODALITIES), np.float32)
+        slots = np.full(MODALITIES, -1, np.int64)
+        slots[known] = np.arange(len(known))
+        raw = _computed(bank, collection, 0, known)
+        first, step, centres = (np.zeros((MODALITIES, MODALITIES), np.float32) for _ in TABLES)
         for target in range(MODALITIES):
-            own = raw[:, collection.modality == target]
-            if own.shape[1]:
-                centres[:, target] = own.mean(1)
-        return cls(_centred(raw, collection.modality, centres), centres)
+            own = raw[:, modality == target]
+            if not own.shape[1]:
+                continue
+            for slot, query in enumerate(known):
+                if not bank.bias_weight(query, target):
+                    continue
+                centre = own[slot].mean()
+                span = max(float(own[slot].max() - own[slot].min()), LEAST_RANGE)
+                centres[query, target] = centre
+                first[query, target] = own[slot].min() - centre - MARGIN * span
+                step[query, target] = (1 + 2 * MARGIN) * span / LEVELS
+        empty = cls(np.zeros((len(known), 0), np.uint8), slots, first, step, centres, modality)
+        return replace(empty, codes=empty._coded(raw, modality))
 
     def extended(self, bank: QueryBank, collection: Collection) -> ItemBias:
         """These and those of the rows that the collection has beyond them; these stay as they are."""
         first = len(self)
-        if first >= len(collection) or collection.modality is None:
+        modality = collection.modality
+        if first >= len(collection) or modality is None:
             return self
-        raw = _computed(bank, collection, first)
-        added = _centred(raw, collection.modality[first:], self.centres)
-        return ItemBias(np.concatenate([self.values, added], 1), self.centres)
+        known = np.flatnonzero(self.slots >= 0).tolist()
+        added = self._coded(_computed(bank, collection, first, known), modality[first:])
+        return replace(self, codes=np.concatenate([self.codes, added], 1), modality=modality)
 
-    def take(self, query_modality: Ints, rows: Any, arrays: Arrays = HOST) -> Array:
+    def _coded(self, raw: Floats, modality: Ints) -> NDArray[np.uint8]:
+        """(S, n) codes of biases (S, n) that are not centred; those out of range become the least or the largest."""
+        known = self.slots >= 0
+        target = np.maximum(modality, 0)
+        step = np.maximum(self.step[known][:, target], np.float32(1e-9))
+        codes = (raw - (self.centres + self.first)[known][:, target]) / step
+        codes = np.where(self.step[known][:, target] > 0, codes, 0)
+        return np.clip(np.round(codes), 0, LEVELS).astype(np.uint8)
+
+    def take(self, query_modality: Ints, rows: Ints, item_modality: Ints | None = None) -> Floats:
         """What is taken off the scores of rows.
 
         Args:
             query_modality: (Q,) int64, what each query consists of; -1: unknown, no correction.
-            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query; -1 is padding.
-            arrays: Operations of the device on which it is wanted; rows are there.
+            rows: (Q, C) of each query; what is returned for padding (-1) is without meaning.
+            item_modality: (Q, C) modality of those rows, where the caller has looked it up.
 
         Returns:
-            (Q, n) or (Q, C) float32; (1, n) where all queries consist of the same.
+            (Q, C) float32.
         """
-        one_for_all = isinstance(rows, slice) or rows.ndim == 1
-        if one_for_all and len(query_modality) and (query_modality == query_modality[0]).all():
-            query_modality = query_modality[:1]
-        known = arrays.put((query_modality >= 0)[:, None])
-        of_query = arrays.put(query_modality)
-        values = arrays.resident(self.values)
-        if not isinstance(rows, slice) and rows.ndim == 2:
-            chosen = values[of_query[:, None], rows]
-        else:
-            chosen = values[:, rows][of_query]
-        return arrays.float32(chosen) * known
+        if item_modality is None:
+            item_modality = self.modality.take(rows)
+        slots = self.slots[query_modality]
+        codes = self.codes.ravel().take(rows + (np.maximum(slots, 0) * len(self))[:, None], mode="wrap")
+        values: Floats = self._values.take(codes + CODES * (item_modality + MODALITIES * query_modality[:, None]), mode="wrap")
+        if int(query_modality.min(initial=0)) < 0:
+            values[query_modality < 0] = 0
+        return values
+
+    @cached_property
+    def _values(self) -> Floats:
+        """(3 * 3 * 256,) bias of every code, by query modality and target."""
+        values = self.first[:, :, None] + self.step[:, :, None] * np.arange(CODES, dtype=np.float32)
+        return values.astype(np.float32).ravel()
+
+    def columns(self, rows: Any, arrays: Arrays = HOST) -> Array:
+        """(n, 3) float32 biases of rows, by query modality: what one more dimension of their vectors would hold.
+
+        Args:
+            rows: (n,) or a slice, on the device of `arrays`.
+            arrays: Operations of the device on which it is wanted.
+        """
+        target = arrays.resident(self.modality)[rows]
+        target = target * (target >= 0)
+        first = arrays.put(np.ascontiguousarray(self.first.T))[target]  # (n, 3)
+        step = arrays.put(np.ascontiguousarray(self.step.T))[target]
+        codes = arrays.resident(self.codes)[:, rows][arrays.put(np.maximum(self.slots, 0))]  # (3, n)
+        return first + step * arrays.float32(codes).T
 
     # -- files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, identity: str) -> None:
         """Write into a folder of caches; `load` asks for the same identity."""
-        arrays: dict[str, NDArray[Any]] = {"values": self.values, "centres": self.centres}
+        arrays: dict[str, NDArray[Any]] = {"codes": self.codes, "slots": self.slots}
+        arrays |= {name: getattr(self, name) for name in TABLES}
         metadata = {"format": FORMAT, "identity": identity}
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, lambda path: save_file(arrays, path, metadata))
 
     @classmethod
-    def load(cls, folder: Path, identity: str) -> ItemBias | None:
-        """Read what `save` wrote; None if it is of something else or damaged."""
+    def load(cls, folder: Path, identity: str, modality: Ints | None) -> ItemBias | None:
+        """Read what `save` wrote; None if it is of something else or damaged.
+
+        Args:
+            folder: Of caches.
+            identity: Of the collection and the bank.
+            modality: (N,) of the items of the collection.
+        """
         try:
             with safe_open(folder / FILE, "np") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT or metadata.get("identity") != identity:
                     return None
-                values = file.get_tensor("values")
-                centres = file.get_tensor("centres")
+                arrays = {name: file.get_tensor(name) for name in ("codes", "slots", *TABLES)}
         except (OSError, MemoryError, SafetensorError):
             return None
-        right = values.ndim == 2 and len(values) == MODALITIES and values.dtype == np.float16
-        right = right and centres.shape == (MODALITIES, MODALITIES) and centres.dtype == np.float32
-        if not right or not np.isfinite(values).all() or not np.isfinite(centres).all():
+        if modality is None or not _fits(arrays, len(modality)):
             return None
-        return cls(values, centres)
+        return cls(**arrays, modality=modality)
 
 
-def _computed(bank: QueryBank, collection: Collection, first: int) -> Floats:
-    """(3, n) float32 biases of the rows from `first` on, not centred."""
+def _fits(arrays: dict[str, NDArray[Any]], rows: int) -> bool:
+    """Whether arrays of a file, which may be damaged, are biases of so many rows."""
+    codes = arrays["codes"]
+    slots = arrays["slots"]
+    if codes.dtype != np.uint8 or codes.ndim != 2 or codes.shape[1] != rows:
+        return False
+    if slots.dtype != np.int64 or slots.shape != (MODALITIES,):
+        return False
+    if sorted(slots[slots >= 0].tolist()) != list(range(len(codes))) or int(slots.min()) < -1:
+        return False
+    tables = [arrays[name] for name in TABLES]
+    return all(t.shape == (MODALITIES, MODALITIES) and t.dtype == np.float32 and np.isfinite(t).all() for t in tables)
+
+
+def _computed(bank: QueryBank, collection: Collection, first: int, known: list[int]) -> Floats:
+    """(S, n) float32 biases of the rows from `first` on for the query modalities `known`, not centred."""
     vectors = collection.vectors
     modality = collection.modality
     assert vectors is not None and modality is not None
-    out = np.zeros((MODALITIES, len(collection) - first), np.float32)
+    out = np.zeros((len(known), len(collection) - first), np.float32)
     for target in range(MODALITIES):
         rows = np.flatnonzero(modality[first:] == target)
-        queries = [query for query in range(MODALITIES) if bank.bias_weight(query, target)]
-        if not queries:
-            continue
         for start in range(0, len(rows), BLOCK):
             part = rows[start : start + BLOCK]
             own = vectors.arrays.host(vectors.take(part + first))
-            for query in queries:
-                out[query, part] = bank.item_bias(own, query, target)
+            for slot, query in enumerate(known):
+                out[slot, part] = bank.item_bias(own, query, target)
     return out
-
-
-def _centred(raw: Floats, modality: Ints, centres: Floats) -> NDArray[np.float16]:
-    """(3, n) float16 relative to the centre of each item's direction."""
-    return (raw - centres[:, np.maximum(modality, 0)]).astype(np.float16)

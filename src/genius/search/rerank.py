@@ -16,11 +16,12 @@ from genius.search.arrays import Floats, Ints, as_numpy
 from genius.search.collection import Collection
 from genius.search.rerankers import Reranker, check_name, find, names, register
 from genius.search.types import Candidates, QueryBatch
-from genius.search.vectors import Vectors
+from genius.search.vectors import StoredVectors, Vectors
 
 __all__ = ["Reconstructions", "Reranker", "check_name", "codes", "embeddings", "find", "names", "none", "register", "top_k"]
 
 NUMBERS = 1 << 22  # of candidate vectors held at a time: 16 MB
+MANY = 4  # candidates per wanted item above which not all are sorted
 
 
 def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Floats:
@@ -54,7 +55,7 @@ def top_k(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
         Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
     """
     negated = np.where(rows < 0, np.inf, -scores)
-    best = np.argsort(negated, axis=1, kind="stable")[:, :k]
+    best = _first_smallest(negated, k)
     top_rows = np.full((len(rows), k), -1, np.int64)
     top_scores = np.full((len(rows), k), -np.inf, np.float32)
     width = best.shape[1]
@@ -64,8 +65,22 @@ def top_k(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
     return top_rows, top_scores
 
 
+def _first_smallest(values: Floats, k: int) -> Ints:
+    """Positions (Q, min(k, C)) of the smallest of (Q, C) values, ascending; equal ones in their order."""
+    if values.shape[1] <= MANY * k:
+        return np.argsort(values, axis=1, kind="stable")[:, :k]
+    bounds = np.partition(values, k - 1, axis=1)[:, k - 1]  # (Q,) the k-th smallest: few are below, and only they are sorted
+    out = np.empty((len(values), k), np.int64)
+    for query, (own, bound) in enumerate(zip(values, bounds, strict=True)):
+        small = np.flatnonzero(own <= bound)
+        out[query] = small[np.argsort(own[small], kind="stable")[:k]]
+    return out
+
+
 def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Floats:
     """queries (Q, D), rows (Q, C) -> (Q, C) inner products with the vectors of rows; those of padding have no meaning."""
+    if isinstance(vectors, StoredVectors):
+        return vectors.products(queries, rows)
     count, width = rows.shape
     arrays = vectors.arrays
     out = np.empty((count, width), np.float32)

@@ -34,7 +34,7 @@ from genius.search.vectors import Vectors
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
     from genius.search.cells import Cells, RowSelector
 
-FORMAT = "genius-scan-2"
+FORMAT = "genius-scan-3"
 META = "scan.json"
 ARRAYS = "scan.safetensors"
 
@@ -53,8 +53,8 @@ EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
-PROBED = 112  # cells that are scanned for ten hits, at least
-REFINED = 150  # vectors compared for one hit, beyond itself; they grow with the root of k
+PROBED = 160  # cells that are scanned for ten hits, at least
+REFINED = 250  # vectors compared for one hit, beyond itself; they grow with the root of k
 EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
 
 
@@ -203,8 +203,8 @@ class ScanIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and rows."""
-        return sum(len(own) * (len(own.codebooks) + 8) for own in self.cells.values()) + sum(r.nbytes for r in self.few.values())
+        """Bytes in memory."""
+        return sum(own.nbytes for own in self.cells.values()) + sum(rows.nbytes for rows in self.few.values())
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -278,21 +278,23 @@ def _checked_rows(rows: NDArray[Any], total: int) -> Ints:
 
 def _checked(arrays: dict[str, NDArray[Any]], total: int) -> dict[str, NDArray[Any]]:
     """Arrays of `Cells` whose shapes fit each other and whose rows are those of a collection."""
+    from genius.search.cells import CODE_BITS, CODE_VALUES, MOST_CODES
+
     cells, width = arrays["means"].shape
-    subspaces = arrays["codes"].shape[1]
+    subspaces, values, part = arrays["codebooks"].shape
+    if values != CODE_VALUES or subspaces * part != width or not 0 < subspaces <= MOST_CODES:
+        raise GeniusError("codebooks do not fit the vectors")
     items = len(_checked_rows(arrays["rows"], total))
     expected = {
-        "centroids": (cells, width),
         "item_transform": (width, width),
         "query_transform": (width, width),
-        "codebooks": (subspaces, 256, width // subspaces),
-        "codes": (items, subspaces),
+        "codes": (items, (subspaces * CODE_BITS + 7) // 8),
         "sizes": (cells,),
     }
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise GeniusError(f"{name} has shape {arrays[name].shape}, expected {shape}")
-    for name in ("centroids", "means", "item_transform", "query_transform", "codebooks"):
+    for name in ("means", "item_transform", "query_transform", "codebooks"):
         if arrays[name].dtype != np.float32 or not np.isfinite(arrays[name]).all():
             raise GeniusError(f"{name} is not finite")
     sizes = arrays["sizes"]
@@ -428,7 +430,8 @@ class Scan:
                 job = _Job(self.collection, index, self._filter(batch.allowed[query]), batch, k, count, effort, found)
                 job.run(every[query : query + 1])
         scores = found.scores
-        if batch.item_bias is not None and batch.modality is not None:
+        read = params.reranker == "none" or params.reranker not in BUILT_IN  # other re-rankers do not read the plan's scores
+        if read and batch.item_bias is not None and batch.modality is not None:
             scores = scores - batch.item_bias.take(batch.modality, found.rows)
         return Candidates(found.rows, scores, found.considered)
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.search.arrays import HOST, Array, Arrays, Floats, Ints
+from genius.search.arrays import Floats, Ints
 from genius.search.params import SearchParams
 
 if TYPE_CHECKING:  # it knows collections, which know nothing of these types
     from torch import Tensor
 
     from genius.search.item_bias import ItemBias
+
+MODALITIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +51,43 @@ class QueryBatch:
             chosen["allowed"] = self.allowed[queries]
         return replace(self, **chosen)
 
-    def prior(self, rows: Any, item_modality: Ints | None, arrays: Arrays = HOST) -> Array | None:
-        """What is added to the similarities of items: log p(modality) where the target is unknown, less the item bias.
+    def prior(self, rows: Ints, item_modality: Ints | None) -> Floats | None:
+        """What is added to the similarities of candidates: log p(modality) where the target is unknown, less the item bias.
 
         Args:
-            rows: (n,) or a slice, the same for all queries, or (Q, C) of each query; what is returned for padding (-1) is
-                without meaning.
+            rows: (Q, C) of each query; what is returned for padding (-1) is without meaning.
             item_modality: (N,) modality of each row of the collection; None: codes do not say it.
-            arrays: Operations of the device on which it is wanted; rows are there.
 
         Returns:
-            (Q, n) or (Q, C); None: nothing is added.
+            (Q, C); None: nothing is added.
         """
+        if item_modality is None or not self.has_prior:
+            return None
+        of_item = item_modality.take(rows)
         total = None
-        if self.modality_log_probs is not None and item_modality is not None:
-            of_query = arrays.put(np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs))  # (Q, 3)
-            of_item = arrays.resident(item_modality)[rows]
-            if of_item.ndim == 2:
-                total = of_query[arrays.arange(len(self))[:, None], of_item]
-            else:
-                total = of_query[:, of_item]
+        if self.modality_log_probs is not None:
+            of_query = np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs)  # (Q, 3)
+            total = of_query[np.arange(len(self))[:, None], of_item]
         if self.item_bias is None or self.modality is None:
             return total
-        bias = self.item_bias.take(self.modality, rows, arrays)
+        bias = self.item_bias.take(self.modality, rows, of_item)
         if total is None:
             return -bias
         return total - bias
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether anything is added to similarities."""
+        return self.modality_log_probs is not None or (self.item_bias is not None and self.modality is not None)
+
+    def prior_dimensions(self) -> Floats:
+        """(Q, 6) what queries have in the dimensions that `Flat` adds: log p(modality), and minus one at their own modality."""
+        out = np.zeros((len(self), 2 * MODALITIES), np.float32)
+        if self.modality_log_probs is not None:
+            out[:, :MODALITIES] = np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs)
+        if self.item_bias is not None and self.modality is not None:
+            out[:, MODALITIES:] = -(self.modality[:, None] == np.arange(MODALITIES)).astype(np.float32)
+        return out
 
     def allowed_for(self, query: int) -> NDArray[np.bool_] | None:
         """(N,) rows that one query may find; None: all."""

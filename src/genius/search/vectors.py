@@ -6,6 +6,7 @@ Vectors are float16 or float32 where they lie and float32 where they are compare
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -13,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.search.arrays import HOST, Array, Arrays, Floats, Ints, as_numpy
+from genius.search.arrays import HOST, Array, Arrays, Floats, Ints, as_numpy, half_to_float
 
 BLOCK = 8_192  # rows of one block: 8 MB at width 256
+COMPARED = 1 << 17  # numbers of vectors that are compared with one query at a time: they stay in the processor's cache
 
 
 class Vectors(Protocol):
@@ -54,6 +56,17 @@ class HostVectors(Vectors, Protocol):
     def extended(self, vectors: NDArray[Any]) -> HostVectors: ...
 
     def stored_blocks(self) -> Iterator[tuple[int, NDArray[Any]]]: ...
+
+
+class _Scratch(threading.local):
+    """Memory that a thread reads vectors into, kept: fresh pages for every query take longer than the vectors themselves."""
+
+    def __init__(self) -> None:
+        self.halves: NDArray[np.float16] = np.empty(COMPARED, np.float16)
+        self.floats: Floats = np.empty(COMPARED, np.float32)
+
+
+_scratch = _Scratch()
 
 
 class StoredVectors:
@@ -120,11 +133,49 @@ class StoredVectors:
         """(n,) rows -> (n, D) float32."""
         return HOST.float32(self._stored(rows))
 
+    def products(self, queries: Floats, rows: Ints) -> Floats:
+        """Inner products of each query with the vectors of its own rows.
+
+        Args:
+            queries: (Q, D).
+            rows: (Q, C); products of padding (-1) have no meaning.
+
+        Returns:
+            (Q, C).
+        """
+        out = np.empty(rows.shape, np.float32)
+        places = np.maximum(rows, 0)
+        if self._order is not None:
+            places = self._order[places]
+        at_once = max(1, COMPARED // self.width)
+        for query in range(len(rows)):
+            for first in range(0, rows.shape[1], at_once):
+                part = slice(first, first + at_once)
+                np.dot(self._read(places[query, part]), queries[query], out=out[query, part])
+        return out
+
+    def _read(self, places: Ints) -> Floats:
+        """(n,) positions in the concatenated segments -> (n, D) float32, valid until the thread's next call."""
+        if len(self.parts) > 1 or self.width > COMPARED:
+            return HOST.float32(self._at(places))
+        shape = (len(places), self.width)
+        numbers = shape[0] * shape[1]
+        floats = _scratch.floats[:numbers].reshape(shape)
+        (stored,) = self.parts
+        if stored.dtype == np.float32:
+            return stored.take(places, axis=0, out=floats, mode="clip")
+        halves = _scratch.halves[:numbers].reshape(shape)
+        stored.take(places, axis=0, out=halves, mode="clip")
+        return half_to_float(halves, floats)
+
     def _stored(self, rows: Ints) -> NDArray[Any]:
         """(n,) rows -> (n, D) in the precision in which they lie."""
-        places = rows
         if self._order is not None:
-            places = self._order[rows]
+            return self._at(self._order[rows])
+        return self._at(rows)
+
+    def _at(self, places: Ints) -> NDArray[Any]:
+        """(n,) positions in the concatenated segments -> (n, D) in the precision in which they lie."""
         if len(self.parts) == 1:
             return self.parts[0][places]
         precision = np.result_type(*(part.dtype for part in self.parts))

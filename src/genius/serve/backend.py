@@ -190,9 +190,9 @@ class Backend:
         lowest = -math.inf
         if job.request.min_score is not None:
             lowest = job.request.min_score
-        selected = (hit for hit in results if hit.id != job.exclude and hit.score >= lowest)
+        wanted = (hit for hit in results if hit.id != job.exclude and hit.score >= lowest)
         hits = []
-        for hit in islice(selected, job.request.k):
+        for hit in islice(wanted, job.request.k):
             codes = [int(code) for code in hit.codes]
             score = float(hit.score)
             hits.append(HitOut(**self._shown(hit.item), codes=codes, score=score, probability=hit.probability, ranks=hit.ranks))
@@ -263,10 +263,10 @@ class Backend:
     # -- items -------------------------------------------------------------------------------------------------
 
     def _item(self, item_id: str) -> Item:
-        items = self.index.get([item_id], missing="skip")
-        if not items:
+        found = self.index.get([item_id], missing="skip")
+        if not found:
             raise Missing(f"no item {item_id!r}")
-        return items[0]
+        return found[0]
 
     def detail(self, item_id: str) -> ItemDetail:
         item = self._item(item_id)
@@ -297,17 +297,17 @@ class Backend:
 
     def _sorted_keys(self, page: Page) -> list[SortKey]:
         """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
-        key = (self._version(), page.where, page.order_by, page.descending)
+        wanted = (self._version(), page.where, page.order_by, page.descending)
         with self._lock:
-            if key in self._listings:
-                self._listings.move_to_end(key)
-                return self._listings[key]
+            if wanted in self._listings:
+                self._listings.move_to_end(wanted)
+                return self._listings[wanted]
         if page.order_by is not None:
             self.check_field(page.order_by)
         keys = [(value, item_id) for item_id, value in self.index.values(page.order_by, page.where)]
         keys.sort(key=page.order)
         with self._lock:
-            self._listings[key] = keys
+            self._listings[wanted] = keys
             while len(self._listings) > MAX_LISTINGS:
                 self._listings.popitem(last=False)
         return keys
@@ -383,27 +383,26 @@ class Backend:
 
     def map(self, ids: Sequence[str] = ()) -> MapResponse:
         """A sample of items on a plane, and where these lie on it."""
-        plane, alive, drawing = self.planes.now()
+        plane, alive = self.planes.now()
         if plane is None:
             return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
-        located = []
+        found = []
         if ids:
-            located = [self._placed(at) for at in self.planes.locate(plane, ids)]
+            found = [self._placed(at) for at in self.planes.locate(plane, ids)]
         items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), method=plane.method, drawing=drawing, items=items, found=located)
+        return MapResponse(count=len(alive), method="pca", drawing=False, items=items, found=found)
 
     def close(self) -> None:
-        self.planes.close()
         self.index.close()
 
     # -- codes -------------------------------------------------------------------------------------------------
 
     def browse(self, prefix: tuple[int, ...], most: int = CHILDREN) -> CodesResponse:
         """Items below a prefix of codes, and at most `most` next codes with examples, the fullest first."""
-        per_code = EXAMPLES
+        each = EXAMPLES
         if not prefix:
-            per_code = START_EXAMPLES
-        view = self.index.below(prefix, limit=ITEMS, per_child=per_code)
+            each = START_EXAMPLES
+        view = self.index.below(prefix, limit=ITEMS, per_child=each)
         if prefix and view.count == 0:
             raise Missing(f"no item below {join(prefix)}")
         shown = []
@@ -414,7 +413,7 @@ class Backend:
             for example in shown:
                 examples.setdefault(example.codes[len(prefix)], []).append(example)
         children = [
-            ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:per_code])
+            ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
             for code, count in list(view.children.items())[:most]
         ]
         return CodesResponse(

@@ -124,7 +124,10 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        messages = {404: f"no such route: {request.url.path}", 405: f"{request.method} is not allowed here"}
+        missing = f"no such route: {request.url.path}"
+        if request.url.path.startswith("/v1/collections/"):
+            missing += " (the name of a collection has no slash)"
+        messages = {404: missing, 405: f"{request.method} is not allowed here"}
         message = messages.get(error.status_code, str(error.detail))
         return respond(request, error.status_code, message, headers=error.headers)
 

@@ -471,8 +471,7 @@ async def plane(
         list[ItemId] | None, Query(max_length=96, description="Ids of items to locate, such as the results of a search.")
     ] = None,
 ) -> Response:
-    """A sample of items in two dimensions, similar ones close together: by UMAP, or, until that is computed or without it, by
-    principal components."""
+    """A sample of items in two dimensions, similar ones close together: by principal components."""
     call = allowed(request, "read")
     return answer(await call.service.compute(lambda: call.backend.map(at or ()), call.caller, "map"))
 

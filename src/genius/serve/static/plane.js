@@ -9,11 +9,6 @@ const EDGE = 32; // that nothing stands in, so that no face is cut
 const FARTHEST = 1, NEAREST = 40;
 const WORDS_FROM = 2; // zoom from which texts are written out
 const PRESS = 6; // pixels that a finger may move while it presses
-const ASK_AGAIN = 4000; // milliseconds, while a better plane is being drawn
-const METHODS = {
-  umap: "by UMAP: similar items lie close together",
-  pca: "by principal components",
-};
 
 class Plane {
   constructor(open) {
@@ -184,18 +179,9 @@ class Plane {
 
 export async function planeView(ids, open, signal) {
   const plane = new Plane(open), about = h("p", { class: "hint" });
-  const say = (answer) => {
-    const { length } = answer.items;
-    const better = answer.drawing ? " UMAP is being computed and will replace it." : "";
-    about.textContent = `${number(length)} of ${plural(answer.count, "item")}, ${METHODS[answer.method]}. Distance is only a hint. Colours are second codes.${better}`;
-  };
-  const load = async () => {
-    const answer = await api.map(ids, signal);
-    say(answer);
-    plane.show(answer);
-    if (answer.drawing) setTimeout(() => plane.frame.isConnected && load().catch(() => {}), ASK_AGAIN);
-  };
-  await load();
+  const answer = await api.map(ids, signal);
+  about.textContent = `${number(answer.items.length)} of ${plural(answer.count, "item")}, by principal components. Distance is only a hint. Colours are second codes.`;
+  plane.show(answer);
   const button = (label, act) => h("button", { type: "button", class: "plain small", onclick: act }, label);
   const buttons = h("div", { class: "row" }, button("Closer", () => plane.zoom(1.5)), button("Farther", () => plane.zoom(1 / 1.5)), button("Whole", () => plane.go(1, 0, 0)));
   return [about, buttons, plane.frame, plane.middle];
