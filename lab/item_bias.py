@@ -27,17 +27,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
 from genius.features import Features
 from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, shrink
-from genius.model.confidence import DEPTH, _list_features, _logistic, auroc, fit
+from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.train.calibration import ResultLists, result_lists
+from genius.train.calibration import POOL_SHARES, ResultLists, Searched, answer_probabilities, part_of_pool, result_lists
 from genius.train.holdout import split
+from genius.types import Modality
 from genius.weight_files import read_tensors
 from lab import current_commit
 
@@ -107,7 +107,7 @@ def write_vectors(features: Path, training: Path, out: Path, products: int | Non
 def write_foreign(icons: Path, training: Path, out: Path, towers: Path | None) -> None:
     """Text queries of the icon benchmark, encoded as queries of fashion: for images and for pairs."""
     from genius.data import open_collection
-    from genius.types import Modality, Query, instruction_for, query_text
+    from genius.types import Query, instruction_for, query_text
     from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 
     heads, model = stages(training)
@@ -290,7 +290,13 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
                 more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
                 hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
                 add(f"foreign bank, {name}", "unknown", hits, **more)
-    return {"numbers": numbers, "cost": cost, "lines": lines, "existence": existence(bench), "training": bench.about}
+    return {
+        "numbers": numbers,
+        "cost": cost,
+        "lines": lines,
+        "existence": existence(bench, kept, chosen, model),
+        "training": bench.about,
+    }
 
 
 def costs(folder: Path, training: Path, seed: int) -> dict[str, Any]:
@@ -324,46 +330,85 @@ def _listed(numbers: Any) -> list[list[float]]:
 # -- does an answer exist? ---------------------------------------------------------------------------------------
 
 
-def existence(bench: Bench) -> dict[str, Any]:
-    """AUROC of "the collection holds an answer" on test queries; what is fitted is fitted on validation queries."""
-    lists = {}
-    around_all = {}
-    for name, part in (("validation", bench.validation), ("test", bench.test)):
-        data = _as_set(bench, part)
-        z = torch.from_numpy(part.z)
-        items = torch.from_numpy(bench.items)
-        modality = torch.from_numpy(bench.modality)
-        lists[name] = result_lists(z, items, modality, data)
-        around_all[name] = np.concatenate([background(z, items, modality)] * 2)
-    fitted = fit(*lists["validation"])
-    test = lists["test"]
-    count = len(test.scores)
-    weights = _logistic(_with_background(lists["validation"], around_all["validation"]), _labels(lists["validation"]))
-    labels = _labels(test).astype(bool)
-    scores = torch.cat([test.scores, test.negative_scores]).numpy()
-    modalities = torch.cat([test.modalities, test.negative_modalities]).numpy()
-    around = around_all["test"]
-    image = torch.cat([test.has_image, test.has_image]).numpy()
-    first = modalities[:, 0]
-    rows = np.arange(len(scores))
-    values = {
-        "cosine of the first hit": scores[:, 0],
-        "z-score of the first hit": (scores[:, 0] - around[rows, first, 0]) / around[rows, first, 1],
-        "probability": np.array([fitted.of_answer(bool(i), s, m) for i, s, m in zip(image, scores, modalities, strict=True)]),
-        "probability, with z-scores and entropy": _with_background(test, around) @ np.array(weights),
-    }
-    out: dict[str, Any] = {"queries": count, "candidates": len(bench.items), "depth": DEPTH, "signals": {}}
-    tasks = np.concatenate([bench.test.tasks, bench.test.tasks])
-    for name, value in values.items():
-        least = np.quantile(value[labels], 0.05)
-        by_task = {task: round(auroc(value[tasks == task], labels[tasks == task]), 4) for task in sorted(set(tasks.tolist()))}
-        out["signals"][name] = {
-            "auroc": round(auroc(value, labels), 4),
-            "hopeless_rejected_at_95_kept": round(float((value[~labels] < least).mean()), 4),
-            "auroc_by_task": by_task,
+def existence(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -> dict[str, Any]:
+    """AUROC of "the collection holds an answer" on test queries; what is fitted is fitted on validation queries.
+
+    A hopeless query is a test query whose positives were taken out, or one of another benchmark (texts alone).
+    """
+    every = np.arange(len(bench.items))
+    flat = SearchParams(plan="flat")
+    fitted_on: list[ResultLists] = []
+    around: list[Floats] = []
+    searched = _searched(bench.validation)
+    for share in POOL_SHARES:
+        rows = part_of_pool(len(every), searched.positives, share)
+        engine = bench.engine(bank, biased, model, rows)
+        fitted_on.append(result_lists(engine, searched, rows, bench.modality[rows], flat))
+        around.append(engine.background(searched.z))
+    fitted = fit(*ResultLists.cat(fitted_on))
+    further = _logistic(_with_background(ResultLists.cat(fitted_on), np.concatenate(around)), _labels(ResultLists.cat(fitted_on)))
+    out: dict[str, Any] = {"depth": DEPTH, "pool_shares": POOL_SHARES, "fitted_on": len(searched.z)}
+    for candidates, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", every)):
+        engine = bench.engine(bank, biased, model, rows)
+        there = set(rows.tolist())
+        counted = np.array([there.issuperset(own) for own in bench.test.positives])
+        test = _searched(bench.test, counted)
+        lists = result_lists(engine, test, rows, bench.modality[rows], flat)
+        plain = result_lists(engine, test, rows, bench.modality[rows], replace(flat, item_bias=False))
+        background = engine.background(test.z)
+        labels = _labels(lists).astype(bool)
+        values = {
+            "cosine of the first hit": _both(plain.scores, plain.negative_scores)[:, 0],
+            "z-score of the first hit": _z_scores(plain, background),
+            "probability": np.concatenate(answer_probabilities(fitted, lists)),
+            "probability, with z-scores and entropy": _with_background(lists, background) @ np.array(further),
         }
-        print(name, out["signals"][name], flush=True)
+        tasks = np.tile(bench.test.tasks[counted], 2)
+        signals = {name: _signal(value, labels, tasks) for name, value in values.items()}
+        out[candidates] = {"queries": int(counted.sum()), "items": len(rows), "signals": signals}
+        if bench.foreign is not None:
+            texts = bench.test.modality[counted] == int(Modality.TEXT)
+            own = values["probability"][: len(texts)][texts]
+            others = _of_foreign(fitted, engine, bench.foreign, bench.modality[rows], flat)
+            value = np.concatenate([own, others])
+            labels = np.arange(len(value)) < len(own)
+            out[candidates]["another benchmark's texts"] = _signal(value, labels, None) | {"queries": len(others)}
+        print(json.dumps(out[candidates]), flush=True)
     return out
+
+
+def _signal(value: NDArray[Any], labels: NDArray[np.bool_], tasks: NDArray[Any] | None) -> dict[str, Any]:
+    """AUROC, and the share of hopeless queries below the value that 95 % of the others reach."""
+    least = np.quantile(value[labels], 0.05)
+    out: dict[str, Any] = {"auroc": round(auroc(value, labels), 4)}
+    out["hopeless_rejected_at_95_kept"] = round(float((value[~labels] < least).mean()), 4)
+    if tasks is not None:
+        names = sorted(set(tasks.tolist()))
+        out["auroc_by_task"] = {task: round(auroc(value[tasks == task], labels[tasks == task]), 4) for task in names}
+    return out
+
+
+def _searched(part: Part, kept: NDArray[np.bool_] | None = None) -> Searched:
+    rows = np.arange(len(part.z))
+    if kept is not None:
+        rows = np.flatnonzero(kept)
+    z = part.z[rows]
+    modality = part.modality[rows]
+    return Searched(z, z, modality, modality != int(Modality.TEXT), [part.positives[row] for row in rows])
+
+
+def _of_foreign(fitted: Confidence, engine: SearchEngine, foreign: QueryBank, modality: Ints, params: SearchParams) -> Any:
+    """(Q,) probability that an answer exists for texts of another benchmark."""
+    found = engine.search(foreign.z, k=DEPTH, params=params, modality=foreign.modality)
+    assert engine.item_bias is not None
+    biases = engine.item_bias.take(foreign.modality, found.rows[:, :1])[:, 0]
+    rows = zip(found.scores, modality[found.rows], biases.tolist(), strict=True)
+    return np.array([fitted.of_answer(False, scores, own, bias) for scores, own, bias in rows])
+
+
+def _both(there: torch.Tensor, gone: torch.Tensor) -> NDArray[Any]:
+    numbers: NDArray[Any] = torch.cat([there, gone]).numpy()
+    return numbers
 
 
 def _labels(lists: ResultLists) -> NDArray[np.float64]:
@@ -371,41 +416,28 @@ def _labels(lists: ResultLists) -> NDArray[np.float64]:
     return np.repeat([1.0, 0.0], len(lists.scores))
 
 
-def _with_background(lists: ResultLists, around: Floats) -> NDArray[np.float64]:
+def _z_scores(lists: ResultLists, background: Floats) -> NDArray[Any]:
+    """(2 Q,) how many standard deviations the first hit is above items of its modality in general."""
+    first = _both(lists.modalities, lists.negative_modalities)[:, 0]
+    around = np.concatenate([background, background])[np.arange(len(first)), first]
+    scores = _both(lists.scores, lists.negative_scores)[:, 0]
+    values: NDArray[Any] = (scores - around[:, 0]) / np.maximum(around[:, 1], 1e-3)
+    return values
+
+
+def _with_background(lists: ResultLists, background: Floats) -> NDArray[np.float64]:
     """(2 Q, F) features of the product's probability, and those that compare the hits with items in general."""
-    scores = torch.cat([lists.scores, lists.negative_scores]).double().numpy()[:, :DEPTH]
-    modalities = torch.cat([lists.modalities, lists.negative_modalities]).numpy()
-    image = torch.cat([lists.has_image, lists.has_image]).numpy()
-    rows = np.arange(len(scores))
-    mean = around[rows, modalities[:, 0], 0]
-    deviation = np.maximum(around[rows, modalities[:, 0], 1], 1e-3)
+    scores = _both(lists.scores, lists.negative_scores).astype(np.float64)
+    modalities = _both(lists.modalities, lists.negative_modalities)
+    image = _both(lists.has_image, lists.has_image)
+    first_bias = _both(lists.first_bias, lists.negative_first_bias).astype(np.float64)
+    around = np.concatenate([background, background])[np.arange(len(scores)), modalities[:, 0]]
     shares = np.exp((scores - scores[:, :1]) / 0.05)
     shares /= shares.sum(1, keepdims=True)
     entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(1)
-    further = [(scores[:, 0] - mean) / deviation / 10, (scores.mean(1) - mean) / deviation / 10, mean, entropy]
-    return np.concatenate([_list_features(image, scores, modalities), np.stack(further, 1)], 1)
-
-
-def background(queries: torch.Tensor, items: torch.Tensor, modalities: torch.Tensor) -> Floats:
-    """(Q, 3, 2) mean and standard deviation of the similarity of each query to 256 random items of each modality."""
-    random = np.random.default_rng(0)
-    out = np.zeros((len(queries), 3, 2), np.float32)
-    for modality in range(3):
-        rows = random.permutation(np.flatnonzero(modalities == modality))[:256]
-        similarities = (queries @ items[rows].T).numpy()
-        out[:, modality] = np.stack([similarities.mean(1), similarities.std(1)], 1)
-    return out
-
-
-def _as_set(bench: Bench, part: Part) -> FeatureSet:
-    pairs = torch.tensor([(query, item) for query, own in enumerate(part.positives) for item in own])
-    vectors = torch.from_numpy(part.z)
-    has_image = torch.from_numpy(part.modality != 1)
-    queries = Features(vectors, vectors, has_image, torch.ones_like(has_image))
-    items = torch.from_numpy(bench.items)
-    there = torch.ones(len(items), dtype=torch.bool)
-    names = [str(number) for number in range(max(len(vectors), len(items)))]
-    return FeatureSet(queries, Features(items, items, there, there), pairs, names[: len(vectors)], names[: len(items)])
+    further = np.stack([_z_scores(lists, background) / 10, around[:, 0], around[:, 1], entropy], 1)
+    known = _list_features(image, scores, modalities, first_bias)
+    return np.concatenate([known, _grouped(image, modalities[:, 0], further)], 1)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.errors import GeniusError
-from genius.model.confidence import DEPTH, Confidence, auroc, fit
+from genius.model.confidence import DEPTH, OF_ANSWER_BEFORE, OF_HIT, Confidence, auroc, fit
 
 
 def made_up(count: int, seed: int) -> tuple[torch.Tensor, ...]:
@@ -61,3 +61,28 @@ def test_weights_survive_a_config_and_foreign_ones_are_one_line() -> None:
     for body in (None, [], {"hit": [1.0]}, {"hit": [0.0] * 3, "answer": []}, {"hit": [float("nan")] * 14, "answer": [0.0] * 14}):
         with pytest.raises(GeniusError, match="confidence"):
             Confidence.read(body)
+
+
+def test_gaps_count_by_direction_and_the_bias_of_the_first_hit_counts() -> None:
+    """With an image a gap is a sign of an answer, without one it is not; an item with a large bias is a sign of none."""
+    random = torch.Generator().manual_seed(0)
+    count = 2000
+    pictured = torch.rand(count, generator=random) < 0.5
+    modalities = torch.zeros(count, DEPTH, dtype=torch.long)
+    alike = torch.full((count, DEPTH), 0.5) + 1e-3 * torch.rand(count, DEPTH, generator=random)
+    ahead = alike.clone()
+    ahead[:, 0] += torch.where(pictured, 0.2, 0.0)
+    none, large = torch.zeros(count), torch.full((count,), 0.1) * ~pictured
+    fitted = fit(pictured, ahead, modalities, torch.zeros(count, DEPTH), alike, modalities, none, large)
+    gap, no_gap = [0.7] + [0.5] * (DEPTH - 1), [0.5] * DEPTH
+    here = [0] * DEPTH
+    assert fitted.of_answer(True, gap, here) > 0.9 > 0.1 > fitted.of_answer(True, no_gap, here)
+    assert fitted.of_answer(False, no_gap, here, 0.0) > 0.6 > 0.4 > fitted.of_answer(False, no_gap, here, 0.1)
+
+
+def test_weights_of_models_that_were_calibrated_before_mean_what_they_meant() -> None:
+    weights = np.random.default_rng(0).normal(size=OF_ANSWER_BEFORE)
+    old = Confidence.read({"hit": [0.0] * OF_HIT, "answer": weights.tolist()})
+    scores, group = np.array([0.9, 0.7, 0.4]), 3 + 1  # a query with an image, a text found
+    logit = weights[group] + weights[6 + group] * 0.9 + weights[12] * 0.2 + weights[13] * (0.9 - 0.55)
+    assert old.of_answer(True, scores, [1, 0, 0]) == pytest.approx(1 / (1 + np.exp(-logit)))

@@ -162,7 +162,7 @@ def check(
     from genius.data.mbeir import splits_there
 
     if pictures not in ("none", "there"):
-        raise GeniusError("--pictures must be none or there (to decode every image: python -m lab check-mbeir, in a clone)")
+        raise GeniusError("--pictures is none or there")
     scheme, path = scheme_of(dataset)
     splits = [split or "test"]
     if scheme == "mbeir" and not split:
@@ -171,15 +171,15 @@ def check(
     problems = []
     for name in splits:
         try:
-            summary = check_collection(open_collection(dataset, split=name), images=pictures != "none")
+            found = check_collection(open_collection(dataset, split=name), images=pictures != "none")
         except GeniusError as error:
             problems.append(f"{name}: {error}")
             continue
-        counts = {"queries": summary.queries, "items": summary.items, "pairs": summary.pairs, "tasks": summary.per_task}
+        counts = {"queries": found.queries, "items": found.items, "pairs": found.pairs, "tasks": found.per_task}
         summaries[name] = counts
         if not as_json:
-            shown = (counted(summary.queries, "query"), counted(summary.items, "item"), counted(summary.pairs, "pair"))
-            print(f"{dataset}, {name}: {', '.join(shown)}; complete")
+            shown = (counted(found.queries, "query"), counted(found.items, "item"), counted(found.pairs, "pair"))
+            print(f"{dataset}, {name}: {', '.join(shown)}; sound")
     if as_json:
         emit({"sound": not problems, "splits": summaries, "problems": problems})
     if problems:

@@ -178,14 +178,14 @@ def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
 EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
-def split_names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     """Split a list at commas and spaces."""
     return tuple(part for part in text.replace(",", " ").split() if part)
 
 
-def split_numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in split_names(text))
+        return tuple(int(part) for part in names(text))
     except ValueError:
         raise GeniusError(f"expected whole numbers, got {text!r}") from None
 
@@ -235,9 +235,7 @@ def evaluate_command(
     beams: Annotated[str, typer.Option(help="Beam widths, separated by commas. Beam methods run once per width.")] = "50",
     pools: Annotated[str, typer.Option(help="Candidate pools: local (task-specific), universal, or both.")] = "local,universal",
     tasks: Annotated[str, typer.Option(help="Only these tasks, such as mscoco_task0,cirr_task7.")] = "",
-    out: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json, TREC runs and plots.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json and TREC runs.")] = None,
     split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
     rerank: Annotated[int, typer.Option(help="Candidates that the default search re-ranks. -1: the model's setting.")] = -1,
     target: Annotated[
@@ -280,7 +278,7 @@ def evaluate_command(
     from genius.evaluate.sources import Source, load_features, load_other, other_encoders
     from genius.model.genius import Genius
 
-    if target not in ("unknown", "given") or not set(split_names(pools)) <= {"local", "universal"} or not split_names(pools):
+    if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
         raise GeniusError("--target must be unknown or given; --pools must be local, universal or both")
     device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
@@ -288,14 +286,14 @@ def evaluate_command(
         dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress_line()
     )
     data = load_features(source, loaded, model)
-    chosen = list(split_names(methods))
+    chosen = list(names(methods))
     if fused:
         chosen.append("feature-fusion")
     config = EvalConfig(
         methods=tuple(dict.fromkeys(chosen)),
-        beams=split_numbers(beams),
-        pools=split_names(pools),  # type: ignore[arg-type]
-        tasks=split_names(tasks),
+        beams=numbers(beams),
+        pools=names(pools),  # type: ignore[arg-type]
+        tasks=names(tasks),
         rerank=None if rerank < 0 else rerank,
         target=target,  # type: ignore[arg-type]
         queries=queries,

@@ -2,7 +2,7 @@
 
 Every result is bound to the pool it was searched in. A task-specific result is searched in that task's pool (its own trie, its
 own beams), never filtered out of the union's: that is bug B1 of the published code. Reads features and models; knows nothing of
-serving. Needs torch and numpy; Faiss and matplotlib are used if present.
+serving. Needs torch and numpy; Faiss is used if present.
 """
 
 from __future__ import annotations

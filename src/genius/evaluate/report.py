@@ -1,15 +1,10 @@
-"""An `Evaluation` as Markdown (in the paper's order), JSON, TREC files and plots.
-
-Only shows what the evaluation says. Plots need matplotlib and are left out, with a word, where it is missing.
-"""
+"""An `Evaluation` as Markdown (in the paper's order), JSON and TREC files. Only shows what the evaluation says."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -196,9 +191,8 @@ def write_report(
     title: str,
     command: str = "",
     runs: bool = True,
-    plots: bool = True,
 ) -> dict[str, str]:
-    """Write results.md, results.json, runs/ and qrels/ (TREC format) and plots/.
+    """Write results.md, results.json, runs/ and qrels/ (TREC format).
 
     Args:
         evaluation: What `evaluate` returned.
@@ -207,7 +201,6 @@ def write_report(
         title: Of the report.
         command: The command line to name in it.
         runs: Whether to write runs/ and qrels/.
-        plots: Whether to draw plots.
 
     Returns:
         Name of a part -> where it was written.
@@ -221,10 +214,6 @@ def write_report(
         _write_trec(evaluation, directory, data)
         paths["runs"] = str(directory / "runs")
         paths["qrels"] = str(directory / "qrels")
-    if plots:
-        plot_files = plot(evaluation, directory / "plots")
-        if plot_files:
-            paths["plots"] = str(directory / "plots")
     return paths
 
 
@@ -251,74 +240,6 @@ def _write_trec(evaluation: Evaluation, directory: Path, data: FeatureSet) -> No
 
 def _safe(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_@" else "_" for c in name)
-
-
-# -- plots ---------------------------------------------------------------------------------------------------------
-
-
-def plot(evaluation: Evaluation, directory: Path) -> list[Path]:
-    """Quality by task, quality against speed and size, survival by level. Empty without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return []
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    directory.mkdir(parents=True, exist_ok=True)
-    saved = []
-    for pool in evaluation.pools:
-        for name, draw in (("quality", _plot_quality), ("trade-off", _plot_trade_off), ("survival", _plot_survival)):
-            figure, axes = plt.subplots(figsize=(9, 4.5))
-            if draw(evaluation, pool, axes):
-                axes.set_title(f"{POOL_TITLES.get(pool, pool)}: {name}")
-                figure.tight_layout()
-                figure.savefig(directory / f"{pool}-{name}.png", dpi=110)
-                saved.append(directory / f"{pool}-{name}.png")
-            plt.close(figure)
-    return saved
-
-
-def _plot_quality(evaluation: Evaluation, pool: str, axes: Any) -> bool:
-    methods = evaluation.methods
-    tasks = evaluation.tasks
-    width = 0.8 / len(methods)
-    for i, method in enumerate(methods):
-        values = [100 * evaluation.find(t.key, method, pool).metrics[f"hit@{t.main}"] for t in tasks]
-        axes.bar(np.arange(len(tasks)) + (i - (len(methods) - 1) / 2) * width, values, width, label=method_title(method))
-    axes.set_xticks(range(len(tasks)), [f"{t.dataset}\n{t.direction}" for t in tasks], fontsize=6, rotation=45, ha="right")
-    axes.set_ylabel("Recall (M-BEIR), %")
-    axes.legend(fontsize=7)
-    return True
-
-
-def _plot_trade_off(evaluation: Evaluation, pool: str, axes: Any) -> bool:
-    for method in evaluation.methods:
-        results = evaluation.of(method, pool)
-        speed = _per_second(results)
-        quality = 100 * evaluation.average(method, pool)
-        axes.scatter([speed], [quality])
-        bytes_per_item = np.mean([result.bytes_per_item for result in results])
-        axes.annotate(f"{method_title(method)} ({bytes_per_item:,.0f} B)", (speed, quality), fontsize=7)
-    axes.set_xscale("log")
-    axes.set_xlabel("queries per second")
-    axes.set_ylabel("average Recall (M-BEIR), %")
-    return True
-
-
-def _plot_survival(evaluation: Evaluation, pool: str, axes: Any) -> bool:
-    drawn = False
-    for method in evaluation.methods:
-        survivals = [r.survival for r in evaluation.of(method, pool) if r.survival]
-        if survivals:
-            curve = 100 * np.mean(survivals, axis=0)
-            axes.plot(range(1, len(curve) + 1), curve, marker="o", label=method_title(method))
-            drawn = True
-    axes.set_xlabel("levels decoded")
-    axes.set_ylabel("queries with a gold prefix in the beam, %")
-    if drawn:
-        axes.legend(fontsize=7)
-    return drawn
 
 
 def write_run(

@@ -27,7 +27,7 @@ from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.model.embedding import Embedded
-from genius.search import SearchParams, SearchRequest
+from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.arrays import Array, as_numpy
 from genius.search.params import MAX_K
 from genius.types import ContentInput, Item, Modality, Query
@@ -115,6 +115,7 @@ class _Ranked:
     shown_scores: NDArray[np.float32]  # the same on the scale of another modality, where hits of several are merged
     plan: str | None  # the plan that ran; None: there was nothing to search
     considered: int
+    first_bias: float = 0.0  # item bias that was taken off the score of the first hit
 
 
 def search_requests(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
@@ -324,6 +325,7 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
         if queries.dense is not None:
             compared = queries.dense
         background = engine.background(compared)
+    biases = _first_biases(engine, search, rows)
     ranked = []
     for query in range(len(rows)):
         real = rows[query] >= 0
@@ -343,9 +345,19 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
                 shown_scores,
                 result.plan,
                 considered[query],
+                biases[query],
             )
         )
     return ranked
+
+
+def _first_biases(engine: SearchEngine, search: _Search, rows: NDArray[np.int64]) -> list[float]:
+    """Item bias of the first hit of each query, as far as the probability of an answer is wanted."""
+    modality = search.queries.modality
+    if search.confidence is None or not search.params.item_bias or modality is None or engine.item_bias is None:
+        return [0.0] * len(rows)
+    taken: list[float] = engine.item_bias.take(as_numpy(modality).astype(np.int64), rows[:, :1])[:, 0].tolist()
+    return taken
 
 
 def has_gap(model: Any, query: Query) -> bool:
@@ -408,7 +420,7 @@ def _hits(ranked: _Ranked, shown: dict[int, Item], modalities: dict[int, Modalit
     if confidence is not None and pictured is not None:
         has_image = bool(pictured[ranked.query])
         probabilities = confidence.of_hits(has_image, ranked.scores[: request.k], hit_modalities).tolist()
-        hits.answerable = confidence.of_answer(has_image, ranked.scores, hit_modalities)
+        hits.answerable = confidence.of_answer(has_image, ranked.scores, hit_modalities, ranked.first_bias)
     for place, seq in enumerate(seqs):
         score = float(ranked.shown_scores[place])
         if request.min_score is None or score >= request.min_score:

@@ -92,12 +92,16 @@ def features_of_items(items: Sequence[Item], width: int) -> Features:
 
 def check_width(item: Item, width: int) -> None:
     """Refuse an item with a vector of another width than the index has."""
-    parts = item.vector
+    _check(item.vector, width, f"item {item.id!r}: its vector")
+
+
+def _check(vector: Vector, width: int, what: str) -> None:
+    parts = vector
     if not isinstance(parts, Mapping):
         parts = {"": parts}
     for part in parts.values():
         if len(part) != width:
-            raise GeniusError(f"item {item.id!r}: its vector is {len(part)} wide; vectors of this index are {width} wide")
+            raise GeniusError(f"{what} is {len(part)} wide; vectors of this index are {width} wide")
 
 
 def features_of_queries(queries: Sequence[Query], width: int) -> Features:
@@ -111,12 +115,7 @@ def features_of_queries(queries: Sequence[Query], width: int) -> Features:
         GeniusError: If a vector has another width.
     """
     for query in queries:
-        parts = query.vector
-        if not isinstance(parts, Mapping):
-            parts = {"": parts}
-        for part in parts.values():
-            if len(part) != width:
-                raise GeniusError(f"the query's vector is {len(part)} wide; vectors of this index are {width} wide")
+        _check(query.vector, width, "the query's vector")
     return _features([query.vector for query in queries], [query.modality for query in queries], width)
 
 

@@ -6,25 +6,25 @@ then all of them fit. Knows models and held-out queries; nothing of training loo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.data.features import FeatureSet
-from genius.model.confidence import DEPTH, auroc, fit
+from genius.model.confidence import DEPTH, Confidence, auroc, fit
 from genius.model.genius import Genius
-from genius.ranking import nearest_scored
-from genius.train.metrics import positive_mask
+from genius.search import CodeTrie, SearchEngine, SearchParams
 
 FEWEST_QUERIES = 40  # below that nothing can be calibrated
-DECODED_AT_ONCE = 65_536  # codes -> vectors
+POOL_SHARES = (1.0, 0.3, 0.1)  # of the pool that is searched: an index may be smaller than what the model was trained on
 
 
 class ResultLists(NamedTuple):
-    """What exhaustive search returns for each query, with its positives in the pool and without them."""
+    """What the default search returns for each query, with its positives in the pool and without them."""
 
     has_image: Tensor  # (Q,) bool: the query has an image
     scores: Tensor  # (Q, k)
@@ -32,82 +32,150 @@ class ResultLists(NamedTuple):
     positive: Tensor  # (Q, k) bool
     negative_scores: Tensor  # (Q, k) without the positives
     negative_modalities: Tensor  # (Q, k)
+    first_bias: Tensor  # (Q,) item bias of the first hit
+    negative_first_bias: Tensor  # (Q,)
 
     def take(self, rows: Tensor) -> ResultLists:
         return ResultLists(*(part[rows] for part in self))
+
+    @classmethod
+    def cat(cls, lists: Sequence[ResultLists]) -> ResultLists:
+        return cls(*(torch.cat(parts) for parts in zip(*lists, strict=True)))
 
 
 def calibrate(model: Genius, held_out: FeatureSet | None) -> tuple[dict[str, Any], dict[str, float]]:
     """Fit probabilities for each re-ranking.
 
     Args:
-        model: The trained model.
-        held_out: Queries that no stage trained on; None or too few: nothing is fitted.
+        model: The trained model, with its query bank.
+        held_out: Queries that no stage trained on and that are not in the bank; None or too few: nothing is fitted.
 
     Returns:
-        Weights per re-ranking, as a model's config keeps them, and how well they do.
+        Weights per re-ranking, as a model's config keeps them, and how well they do on the whole pool.
     """
     if held_out is None or len(held_out.queries) < FEWEST_QUERIES or len(held_out.pool) <= DEPTH:
         return {}, {}
-    z, dense = model.embed(held_out.queries)
-    pool, vectors = model.embed(held_out.pool)
-    modalities = held_out.pool.modality.to(model.device)
-    codes = model.quantizer.encode(pool, modalities)
-    decoded = [F.normalize(model.quantizer.decode(part), dim=1) for part in codes.split(DECODED_AT_ONCE)]
-    rerankings = {"embeddings": (dense, vectors), "codes": (z, torch.cat(decoded))}
+    queries = Searched.of(model, held_out)
+    pool, dense = model.embed(held_out.pool)
+    codes = model.quantizer.encode(pool, held_out.pool.modality.to(model.device)).cpu().numpy()
+    modality = held_out.pool.modality.cpu().numpy()
+    vectors = dense.half().cpu().numpy()
+    bank = None
+    if model.config.rerank_embedding == "fused":
+        bank = model.queries
     weights: dict[str, Any] = {}
     values: dict[str, float] = {}
-    for name, (queries, items) in rerankings.items():
-        lists = result_lists(queries, items, modalities, held_out)
-        weights[name] = fit(*lists).to_dict()
-        values |= {f"{name}_{key}": value for key, value in measure(lists).items()}
+    lists: dict[str, list[ResultLists]] = {"embeddings": [], "codes": []}
+    for share in POOL_SHARES:
+        rows = part_of_pool(len(vectors), queries.positives, share)
+        if len(rows) <= DEPTH:
+            continue
+        trie = CodeTrie.build(codes[rows], model.config.quantizer.level_sizes)
+        engine = SearchEngine(model.generator, model.quantizer, trie, vectors[rows], str(model.device), bank=bank)
+        for name, own in lists.items():
+            own.append(result_lists(engine, queries, rows, modality[rows], SearchParams(plan="flat", reranker=name)))
+    for name, own in lists.items():
+        weights[name] = fit(*ResultLists.cat(own)).to_dict()
+        values |= {f"{name}_{key}": value for key, value in measure(own).items()}
     return weights, values
 
 
-@torch.no_grad()
-def result_lists(queries: Tensor, items: Tensor, modalities: Tensor, data: FeatureSet) -> ResultLists:
-    """Search `items` (N, D) of `modalities` (N,) exhaustively with `queries` (Q, D)."""
-    most_positives = int(torch.bincount(data.pairs[:, 0]).max())
-    depth = min(DEPTH + most_positives, len(items))
-    scores, rows = nearest_scored(queries, items, depth)
-    positive = positive_mask(rows, data).to(scores.device)
-    negatives_first = positive.float().sort(dim=1, stable=True).indices[:, :DEPTH]
-    result_modalities = modalities[rows]
+class Searched(NamedTuple):
+    """Queries with known positives, as a search gets them."""
+
+    z: NDArray[np.float32]  # (Q, D)
+    dense: NDArray[np.float32]  # (Q, D)
+    modality: NDArray[np.int64]  # (Q,) what each consists of
+    has_image: NDArray[np.bool_]  # (Q,)
+    positives: list[list[int]]  # rows of the pool
+
+    @classmethod
+    def of(cls, model: Genius, data: FeatureSet) -> Searched:
+        """Queries of a set in feature form."""
+        z, dense = model.embed(data.queries)
+        modality = data.queries.modality.cpu().numpy()
+        has_image = data.queries.image_mask.cpu().numpy()
+        return cls(z.float().cpu().numpy(), dense.float().cpu().numpy(), modality, has_image, data.positives())
+
+
+def part_of_pool(count: int, positives: Sequence[Sequence[int]], share: float) -> NDArray[np.int64]:
+    """Rows of a random share of a pool, and all positives."""
+    kept = np.zeros(count, bool)
+    kept[np.random.default_rng(0).permutation(count)[: round(share * count)]] = True
+    kept[np.array([row for own in positives for row in own], np.int64)] = True
+    return np.flatnonzero(kept)
+
+
+def result_lists(
+    engine: SearchEngine, queries: Searched, rows: NDArray[np.int64], modality: NDArray[np.int64], params: SearchParams
+) -> ResultLists:
+    """Search with all queries, the target unknown.
+
+    Args:
+        engine: Of the rows `rows` of the pool, all alive.
+        queries: With their positives.
+        rows: (n,) of the pool.
+        modality: (n,) of those items.
+        params: How to search.
+    """
+    most_positives = max(map(len, queries.positives))
+    depth = min(DEPTH + most_positives, len(rows))
+    result_modalities = engine.search(queries.z, k=depth, params=params, dense=queries.dense, modality=queries.modality)
+    modalities = modality[result_modalities.rows]
+    positives = [set(own) for own in queries.positives]
+    hits = rows[result_modalities.rows].tolist()
+    positive = np.array([[row in own for row in line] for line, own in zip(hits, positives, strict=True)])
+    bias = np.zeros(result_modalities.rows.shape, np.float32)
+    if engine.item_bias is not None and params.item_bias:
+        bias = engine.item_bias.take(queries.modality, result_modalities.rows)
+    negatives_first = np.argsort(positive, axis=1, kind="stable")[:, :DEPTH]
+
+    def negative(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.take_along_axis(values, negatives_first, 1))
+
     return ResultLists(
-        has_image=data.queries.image_mask.to(scores.device),
-        scores=scores[:, :DEPTH],
-        modalities=result_modalities[:, :DEPTH],
-        positive=positive[:, :DEPTH],
-        negative_scores=scores.gather(1, negatives_first),
-        negative_modalities=result_modalities.gather(1, negatives_first),
+        has_image=torch.from_numpy(queries.has_image),
+        scores=torch.from_numpy(result_modalities.scores[:, :DEPTH]),
+        modalities=torch.from_numpy(modalities[:, :DEPTH]),
+        positive=torch.from_numpy(positive[:, :DEPTH]),
+        negative_scores=negative(result_modalities.scores),
+        negative_modalities=negative(modalities),
+        first_bias=torch.from_numpy(bias[:, 0]),
+        negative_first_bias=negative(bias)[:, 0],
     )
 
 
-def measure(lists: ResultLists) -> dict[str, float]:
-    """AUROC of answerable or not, and the calibration error of hits, on queries that are not fitted on."""
-    count = len(lists.has_image)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(lists.has_image.device)
-    fitted = fit(*lists.take(order[: count // 2]))
-    measured = lists.take(order[count // 2 :])
-    has_image = measured.has_image.cpu().numpy()
-    scores = measured.scores.double().cpu().numpy()
-    modalities = measured.modalities.double().cpu().numpy()
-    positive = measured.positive.double().cpu().numpy()
-    negative_scores = measured.negative_scores.cpu().numpy()
-    negative_modalities = measured.negative_modalities.cpu().numpy()
-    answerable = []
-    unanswerable = []
-    hit_probabilities = []
-    for row, image in enumerate(has_image.tolist()):
-        answerable.append(fitted.of_answer(image, scores[row], modalities[row]))
-        unanswerable.append(fitted.of_answer(image, negative_scores[row], negative_modalities[row]))
-        hit_probabilities.append(fitted.of_hits(image, scores[row], modalities[row]))
-    probabilities = np.concatenate(hit_probabilities)
+def measure(lists: Sequence[ResultLists]) -> dict[str, float]:
+    """AUROC of answerable or not, and the calibration error of hits, on queries that are not fitted on.
+
+    Args:
+        lists: Of the whole pool, and of parts of it.
+    """
+    count = len(lists[0].has_image)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    fitted = fit(*ResultLists.cat([own.take(order[: count // 2]) for own in lists]))
+    measured = lists[0].take(order[count // 2 :])
+    answerable, unanswerable = answer_probabilities(fitted, measured)
+    hits = zip(measured.has_image.tolist(), measured.scores.numpy(), measured.modalities.numpy(), strict=True)
+    probabilities = np.concatenate([fitted.of_hits(image, scores, modalities) for image, scores, modalities in hits])
+    positive = measured.positive.double().numpy().flatten()
+    values = np.concatenate([answerable, unanswerable])
     return {
-        "answerable_auroc": auroc(answerable + unanswerable, [True] * len(answerable) + [False] * len(unanswerable)),
-        "hit_auroc": auroc(probabilities, positive.flatten()),
-        "hit_calibration_error": calibration_error(probabilities, positive.flatten()),
+        "answerable_auroc": auroc(values, np.arange(len(values)) < len(answerable)),
+        "hit_auroc": auroc(probabilities, positive),
+        "hit_calibration_error": calibration_error(probabilities, positive),
     }
+
+
+def answer_probabilities(fitted: Confidence, lists: ResultLists) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(Q,) probability that an answer exists, for lists with positives and for those without."""
+    there = (lists.scores, lists.modalities, lists.first_bias)
+    gone = (lists.negative_scores, lists.negative_modalities, lists.negative_first_bias)
+    out = []
+    for columns in (there, gone):
+        rows = zip(lists.has_image.tolist(), *(column.numpy() for column in columns), strict=True)
+        out.append(np.array([fitted.of_answer(image, scores, modalities, bias) for image, scores, modalities, bias in rows]))
+    return out[0], out[1]
 
 
 def calibration_error(probability: np.ndarray, positive: np.ndarray, bins: int = 10) -> float:

@@ -191,5 +191,6 @@ function answerProbability(weights, pictured, hits) {
   const scores = hits.slice(0, DEPTH).map((hit) => hit.score), others = scores.slice(1), group = groupOf(pictured, hits[0].modality);
   const mean = others.length ? others.reduce((a, b) => a + b, 0) / others.length : scores[0];
   const ahead = others.length ? [scores[0] - others[0], scores[0] - mean] : [0, 0];
-  return sigmoid(weights[group] + weights[6 + group] * scores[0] + weights[12] * ahead[0] + weights[13] * ahead[1]);
+  const gaps = weights.length === 14 ? [weights[12], weights[13]] : [weights[12 + group], weights[18 + group]]; // 14: older models
+  return sigmoid(weights[group] + weights[6 + group] * scores[0] + gaps[0] * ahead[0] + gaps[1] * ahead[1]);
 }
