@@ -107,3 +107,25 @@ def test_a_small_run_is_measured_and_reported(tmp_path: Path, monkeypatch: pytes
 
 def test_the_page_says_what_the_files_say() -> None:
     assert report.PAGE.read_text(encoding="utf-8") == report.page(), "python -m lab.front.report"
+
+
+def test_collections_of_a_size_hold_every_positive_and_are_filled_by_modality() -> None:
+    from types import SimpleNamespace
+
+    from lab.front import sizes
+
+    random = np.random.default_rng(0)
+    items = unit(random.standard_normal((300, 8)))
+    positives = [[int(row)] for row in random.integers(300, size=80)]
+    test = SimpleNamespace(tasks=np.array(["a", "b"] * 40), positives=positives)
+    bench = SimpleNamespace(test=test, items=items, modality=np.arange(300) % 3)
+    queries, rows = sizes.drawn(bench, 60, np.random.default_rng(1))
+    assert len(rows) == 60 and len(set(rows.tolist())) == 60 and len(queries) > 20
+    needed = {row for query in queries.tolist() for row in positives[query]}
+    assert needed <= set(rows.tolist()) and len(needed) <= 30
+    everything = np.arange(300)
+    vectors, modality = sizes.collection(bench, everything, 400, 0)
+    assert (vectors[:300] == items).all() and np.bincount(modality).tolist() == [134, 133, 133]
+    hits: sizes.Hits = {}
+    sizes.add_hits(hits, bench, np.array([0, 1]), everything, np.array([[399, positives[0][0]], [-1, 399]]))
+    assert hits == {"a": [True], "b": [False]}

@@ -244,6 +244,25 @@ def test_vectors_that_the_cells_do_not_follow_get_a_larger_effort(monkeypatch: p
     assert np.mean(shares) > 0.97
 
 
+def test_queries_of_the_bank_that_lie_far_from_items_get_a_larger_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same items with and without a bank of queries whose neighbours are spread over many cells."""
+    monkeypatch.setattr(scan, "PROBED", 4)
+    monkeypatch.setattr(scan, "SCANNED", 100)
+    random = np.random.default_rng(3)
+    centres = random.standard_normal((100, WIDTH))
+    items = centres[random.integers(100, size=6_000)] + 0.1 * random.standard_normal((6_000, WIDTH))
+    items = (items / np.linalg.norm(items, axis=1, keepdims=True)).astype(np.float16)
+    codes = np.zeros((6_000, 4), np.int64)
+    far = random.standard_normal((200, WIDTH)).astype(np.float32)
+    far /= np.linalg.norm(far, axis=1, keepdims=True)
+    bank = QueryBank.of(far, np.ones(200), np.zeros(200))
+    efforts = []
+    for known in (None, bank):
+        engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), items, bank=known)
+        efforts.append(engine.scan.prepare().efforts[0])
+    assert efforts[1] > efforts[0]
+
+
 def test_wide_vectors_have_more_codes() -> None:
     from genius.search.cells import Cells
     from genius.search.vectors import StoredVectors

@@ -179,7 +179,7 @@ def check(
         summaries[name] = counts
         if not as_json:
             shown = (counted(found.queries, "query"), counted(found.items, "item"), counted(found.pairs, "pair"))
-            print(f"{dataset}, {name}: {', '.join(shown)}; sound")
+            print(f"{dataset}, {name}: {', '.join(shown)}; complete")
     if as_json:
         emit({"sound": not problems, "splits": summaries, "problems": problems})
     if problems:

@@ -95,10 +95,7 @@ class SearchEngine:
         vectors = placed(embeddings, self.device, on_host)
         self.collection = Collection.of(trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct)
         self.flat = Flat(self.collection)
-        metric = None
-        if bank is not None:
-            metric = bank.metric
-        self.scan = Scan(self.collection, metric, cache)
+        self.scan = Scan(self.collection, bank, cache)
 
     @cached_property
     def scorer(self) -> CodeScorer:

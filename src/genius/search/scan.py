@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,10 @@ ARRAYS = "scan.safetensors"
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 BLOCK = 16_384  # vectors that are compared together
-CALIBRATION_QUERIES = 100  # items that are searched for once the codes are there
-CALIBRATION_RECALL = 0.99  # of their ten nearest others that must be among the candidates
+CALIBRATION_QUERIES = 100  # items, and queries of the bank, that are searched for once the codes are there
+CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
+CALIBRATION_RECALL_OF_QUERIES = 0.97  # of the ten nearest items of queries: they lie farther from items than items do
+FEWEST_QUERIES = 30  # of a bank that say something about others
 CALIBRATION_EFFORTS = (1.0, 2.0, 4.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
 TIE = 1e-5  # of similarities
@@ -67,8 +69,22 @@ def compared_whole(items: int) -> bool:
     return items < FEWEST_ITEMS
 
 
-Metric = Callable[[int], Floats | None]
-"""Target modality -> (D, D) C = E[q q^T] of queries that want it; None: unknown, the identity."""
+class Queries(Protocol):
+    """What a scan knows of queries: a bank of them (`genius.model.query_bank`)."""
+
+    @property
+    def z(self) -> Floats:
+        """(n, D) their vectors."""
+        ...
+
+    @property
+    def target(self) -> Ints:
+        """(n,) the modality that each wants."""
+        ...
+
+    def metric(self, target: int) -> Floats:
+        """(D, D) C = E[q q^T] of queries that want this modality."""
+        ...
 
 
 def refine_budget(k: int, effort: float = 1.0) -> int:
@@ -106,8 +122,8 @@ def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tu
     return best_scores, best_rows
 
 
-def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints) -> float | None:
-    """Factor on the budgets of a search with which items find their ten nearest others.
+def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats) -> float | None:
+    """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
     The budgets suit vectors whose neighbourhoods the cells follow. Where they do not (many small clusters, hardly any
     structure), more cells are scanned and more vectors compared.
@@ -116,26 +132,57 @@ def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints) -> float | Non
         cells: Of `rows`.
         vectors: By row.
         rows: (n,) of one modality.
+        queries: (m, D) that want this modality; may be empty.
 
     Returns:
-        The least of `CALIBRATION_EFFORTS` with which the candidates hold `CALIBRATION_RECALL` of the ten nearest; None: none.
+        The least of `CALIBRATION_EFFORTS` that is enough; the largest where it is enough for items and not for queries; None:
+        it is not even enough for items.
     """
-    chosen = np.random.default_rng(CALIBRATION_SEED).choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
-    queries = np.ascontiguousarray(vectors.arrays.host(vectors.take(chosen)))
-    nearest_scores, nearest = compare_all(vectors, rows, queries, 11)
-    tenth = [scores[own != row][:10].min() for scores, own, row in zip(nearest_scores, nearest, chosen, strict=True)]
+    random = np.random.default_rng(CALIBRATION_SEED)
+    chosen = random.choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
+    of_items = _Calibration(vectors, rows, vectors.arrays.host(vectors.take(chosen)), chosen)
+    some = random.permutation(len(queries))[:CALIBRATION_QUERIES]
+    of_queries = None
+    if len(some) >= FEWEST_QUERIES:
+        of_queries = _Calibration(vectors, rows, queries[some], np.full(len(some), -1))
+    enough = None
     for effort in CALIBRATION_EFFORTS:
-        count = min(refine_budget(11, effort), len(rows))
-        found = cells.search(queries, count, probe_budget(10, cells.count, len(cells), effort))[1]
-        recall = 0.0
-        for query, row in enumerate(chosen):
-            candidates = found[query][(found[query] >= 0) & (found[query] != row)]
-            similarity = vectors.arrays.host(vectors.take(candidates)) @ queries[query]
-            as_near = int((similarity >= tenth[query] - TIE).sum())  # items of equal vectors are as good
-            recall += min(as_near, 10) / 10 / len(chosen)
-        if recall >= CALIBRATION_RECALL:
+        if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
+            continue
+        enough = effort
+        if of_queries is None or of_queries.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES:
             return effort
-    return None
+    return enough
+
+
+class _Calibration:
+    """Queries whose ten nearest among some rows are known.
+
+    Args:
+        vectors: By row.
+        rows: (n,) that are searched.
+        queries: (Q, D).
+        own: (Q,) the row that each query is, which does not count; -1: none.
+    """
+
+    def __init__(self, vectors: Vectors, rows: Ints, queries: Floats, own: Ints) -> None:
+        self.vectors = vectors
+        self.queries = np.ascontiguousarray(queries, np.float32)
+        self.own = own
+        scores, nearest = compare_all(vectors, rows, self.queries, 11)
+        self.tenth = [row_scores[found != row][:10].min() for row_scores, found, row in zip(scores, nearest, own, strict=True)]
+
+    def recall(self, cells: Cells, effort: float) -> float:
+        """Share of the ten nearest that are among the candidates."""
+        count = min(refine_budget(11, effort), len(cells))
+        found = cells.search(self.queries, count, probe_budget(10, cells.count, len(cells), effort))[1]
+        total = 0.0
+        for query, row in enumerate(self.own):
+            candidates = found[query][(found[query] >= 0) & (found[query] != row)]
+            similarity = self.vectors.arrays.host(self.vectors.take(candidates)) @ self.queries[query]
+            as_near = int((similarity >= self.tenth[query] - TIE).sum())  # items of equal vectors are as good
+            total += min(as_near, 10) / 10
+        return total / len(self.own)
 
 
 @dataclass(frozen=True)
@@ -156,8 +203,13 @@ class ScanIndex:
     rows: int
 
     @classmethod
-    def build(cls, collection: Collection, metric: Metric | None = None) -> ScanIndex:
-        """Fit cells and codes to all living items of a collection with vectors."""
+    def build(cls, collection: Collection, bank: Queries | None = None) -> ScanIndex:
+        """Fit cells and codes to all living items of a collection with vectors.
+
+        Args:
+            collection: The items.
+            bank: Queries, in whose metric codes are fitted; None: nothing is known of queries.
+        """
         from genius.search.cells import Cells
 
         vectors = collection.vectors
@@ -170,11 +222,13 @@ class ScanIndex:
             if len(rows) < FEWEST:
                 few[modality] = rows
                 continue
-            second_moment = None
-            if metric is not None:
-                second_moment = metric(modality)
-            own = Cells.build(vectors, rows, second_moment)
-            effort = calibrated_effort(own, vectors, rows)
+            metric = None
+            queries = np.empty((0, vectors.width), np.float32)
+            if bank is not None:
+                metric = bank.metric(modality)
+                queries = bank.z[bank.target == modality]
+            own = Cells.build(vectors, rows, metric)
+            effort = calibrated_effort(own, vectors, rows, queries)
             if effort is None:
                 few[modality] = rows
                 continue
@@ -344,7 +398,7 @@ class Scan:
 
     Args:
         collection: With vectors.
-        metric: Of queries; None: the identity.
+        bank: Queries, in whose metric codes are fitted; None: nothing is known of queries.
         cache: Where the index of this very collection is kept; None: in memory only.
         before: The scan of the collection that this one continues: its index is extended by the rows added since.
     """
@@ -354,12 +408,12 @@ class Scan:
     def __init__(
         self,
         collection: Collection,
-        metric: Metric | None = None,
+        bank: Queries | None = None,
         cache: ScanCache | None = None,
         before: Scan | None = None,
     ) -> None:
         self.collection = collection
-        self.metric = metric
+        self.bank = bank
         self.cache = cache
         self._before = before
         self._index: ScanIndex | None = None
@@ -369,8 +423,8 @@ class Scan:
     def changed(self, collection: Collection) -> Scan:
         """The scan of what the collection has become."""
         if self._index is None and self._before is not None:
-            return Scan(collection, self.metric, None, self._before)
-        return Scan(collection, self.metric, None, self)
+            return Scan(collection, self.bank, None, self._before)
+        return Scan(collection, self.bank, None, self)
 
     def prepare(self) -> ScanIndex:
         """Load, extend or build the index."""
@@ -385,13 +439,13 @@ class Scan:
             extended = self._before.prepare().extended(self.collection)
             if extended is not None:
                 return extended
-            return ScanIndex.build(self.collection, self.metric)
+            return ScanIndex.build(self.collection, self.bank)
         if self.cache is None:
-            return ScanIndex.build(self.collection, self.metric)
+            return ScanIndex.build(self.collection, self.bank)
         known = ScanIndex.load(self.cache.folder, self.cache.identity)
         if known is not None and known.rows == len(self.collection):
             return known
-        made = ScanIndex.build(self.collection, self.metric)
+        made = ScanIndex.build(self.collection, self.bank)
         if self.cache.writable:
             with suppress(OSError, GeniusError):  # on a full or read-only disk it serves from memory
                 made.save(self.cache.folder, self.cache.identity)

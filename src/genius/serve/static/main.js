@@ -118,10 +118,10 @@ async function showSearch(current, signal) {
     put(nothingFound(current, answer.why));
     return;
   }
-  const found = summary(answer.hits.length, request, answer);
-  say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these results?");
   const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture, about.items, signal)) : null;
+  const found = summary(answer.hits.length, request, answer); // after the last wait: "Searching …" does not come back
+  say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
   const map = h("a", { class: "plain small", href: state.address({ ...current, map: "plane", why: "", item: "" }) }, "On the map");
   put(h("p", { class: "row" }, why, map, without), ...(reasons ? [reasons] : []), grid(answer.hits, { open, label: "Results", selected: current.item }));
