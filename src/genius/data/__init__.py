@@ -26,7 +26,7 @@ from genius.data.collection import Collection, JudgedQuery, ProblemCounter, Task
 from genius.data.mbeir import MBeir
 from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
 from genius.errors import GeniusError
-from genius.files import parse_json
+from genius.files import parse_json, reading
 from genius.types import IMAGE_SUFFIXES, Item, Modality, Query, instruction_for
 
 COLUMNS = {"query_text", "query_image", "instruction", "target", "text", "image", "id", "query_id", "dataset"}
@@ -43,13 +43,11 @@ def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
         raise GeniusError(f"no such file: {path}")
     if suffix not in TABLE_SUFFIXES:
         raise GeniusError(f"{path} is no file of pairs: use .jsonl, .csv, .tsv or .parquet")
-    try:
+    with reading(path, csv.Error):
         if suffix in (".csv", ".tsv"):
             yield from csv_rows(path)
         else:
             yield from read_rows(path)
-    except (OSError, csv.Error) as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
 
 
 class Pairs:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from genius.errors import GeniusError, said
-from genius.files import open_regular, parse_json
+from genius.files import open_regular, parse_json, reading
 from genius.types import is_unicode
 
 MAX_LINE = 64 << 20  # bytes
@@ -57,11 +57,8 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            with open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
-                rows = int(file.metadata.num_rows)
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            raise GeniusError(f"cannot read {path}: {said(error)}") from None
+        with reading(path, pa.ArrowException, MemoryError), open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
+            rows = int(file.metadata.num_rows)
         return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
     if is_csv(path):
         return [RowRange(0, 1 << 62)]
@@ -92,15 +89,13 @@ def read_rows(
     Raises:
         GeniusError: If the file cannot be read any further.
     """
-    try:
+    with reading(path, csv.Error):
         if is_csv(path):
             yield from _read_csv(path, types)
         elif path.suffix.lower() == ".parquet":
             yield from _read_parquet(path, part)
         else:
             yield from read_jsonl_rows(path, part)
-    except (OSError, csv.Error) as error:
-        raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
 
 def is_csv(path: Path) -> bool:

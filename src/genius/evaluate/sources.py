@@ -27,7 +27,7 @@ from genius.encoders.base import Encoder, PairEncoder
 from genius.encoders.towers import HEADS, read_heads
 from genius.errors import GeniusError
 from genius.evaluate.methods import FeatureFusion
-from genius.files import write_whole
+from genius.files import reading, write_whole
 from genius.model.genius import Genius
 from genius.search import CodeTrie, beam_search
 
@@ -146,12 +146,8 @@ def encode_file(model: Genius, features: Path, output: Path) -> Codes:
 
 def read_codes(path: Path, model: Genius) -> Codes:
     """Codes saved by `encode_file` (or the published index), checked against the model."""
-    try:
+    with reading(f"{path} as codes", ValueError, EOFError):
         codes = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise GeniusError(f"no such codes: {path}") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise GeniusError(f"cannot read {path} as codes: {error}") from None
     if not isinstance(codes, np.ndarray) or not np.issubdtype(codes.dtype, np.integer):
         raise GeniusError(f"{path} does not hold one array of integers")
     if codes.shape[0] == 0:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.files import reading
 from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion, unfitted_model
 from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
@@ -47,12 +48,8 @@ def read_array(path: Path, what: str = "vectors") -> NDArray[Any]:
     Raises:
         GeniusError: If it is not such an array.
     """
-    try:
+    with reading(f"{path} as an array", ValueError, EOFError):
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise GeniusError(f"no such file: {path}") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise GeniusError(f"cannot read {path} as an array: {error}") from None
     if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise GeniusError(f"{path} holds {array.dtype} of shape {array.shape}; {what} are numbers of shape (items, width)")
     return array
@@ -67,10 +64,8 @@ def read_vector(path: Path) -> NDArray[Any]:
     Raises:
         GeniusError: If it does not hold one vector.
     """
-    try:
+    with reading(f"{path} as a vector", ValueError, EOFError):
         array: NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise GeniusError(f"cannot read {path} as a vector: {error}") from None
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
     if array.ndim != 1:
@@ -166,6 +161,21 @@ def unfitted_own_vectors(items: Sequence[Item], queries: NDArray[Any] | None = N
     return model
 
 
+def _new_model(
+    output: Path, sample: Sequence[Item], queries: Path | None, fitted: bool, config: FitConfig | None, say: Say | None
+) -> tuple[Fit | None, Genius]:
+    """The model of a new index at `output`, saved inside it, and the fit, if codes are `fitted`."""
+    known = None if queries is None else read_array(queries, "query vectors")
+    done = None
+    if fitted:
+        done = fit_own_vectors(sample, known, config, say)
+        model = done.model
+    else:
+        model = unfitted_own_vectors(sample, known, config)
+    save_inside(output, model)
+    return done, model
+
+
 def _features_of(items: Sequence[Item]) -> Features:
     """What enters the fusion for items that have vectors."""
     if not items:
@@ -219,13 +229,7 @@ def index_vectors(
     if read_about(output) is None:
         rows = np.unique(np.linspace(0, len(array) - 1, min(SAMPLE, len(array))).astype(np.int64))
         sample = _usable(np.asarray(array[rows]), modality)
-        query_vectors = None if queries is None else read_array(queries, "query vectors")
-        if fit or not compared_whole(len(array)):
-            done = fit_own_vectors(sample, query_vectors, config, say)
-            model = done.model
-        else:
-            model = unfitted_own_vectors(sample, query_vectors, config)
-        save_inside(output, model)
+        done, model = _new_model(output, sample, queries, fit or not compared_whole(len(array)), config, say)
     with Index(output, model) as index:
         written = index.upsert(_each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress)
         report.added = written.added
@@ -293,13 +297,8 @@ def index_tables(
         sample = [item for item, _ in islice(rows, SAMPLE)]
         if not sample and nowhere.problems:
             raise GeniusError(f"no vector could be read: {nowhere.problems[0]}")
-        query_vectors = None if queries is None else read_array(queries, "query vectors")
-        if fit or len(sample) == SAMPLE:  # how many more there are is not known
-            done = fit_own_vectors(sample, query_vectors, fit_config, say)
-            model = done.model
-        else:
-            model = unfitted_own_vectors(sample, query_vectors, fit_config)
-        save_inside(output, model)
+        more = len(sample) == SAMPLE  # how many is not known
+        done, model = _new_model(output, sample, queries, fit or more, fit_config, say)
     with Index(output, model, thumbnails=thumbnails) as index:
         report = ingest(index, paths, config, on_progress)
         return report, done, index.count()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, said
-from genius.files import open_regular, parse_json
+from genius.files import open_regular, parse_json, reading
 from genius.index import learned, searching
 from genius.index.learned import Learned
 from genius.index.target import spread
@@ -83,25 +83,22 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         GeniusError: If it cannot be read, or a line is not a JSON object; the line is named.
     """
-    try:
-        with open_regular(Path(path)) as file:
-            for number in range(1, MOST_LINES + 1):
-                line = file.readline(MAX_LINE + 1)
-                if not line:
-                    return
-                if len(line) > MAX_LINE:
-                    raise GeniusError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes")
-                if not line.strip():
-                    continue
-                try:
-                    body = parse_json(line)
-                except ValueError as error:
-                    raise GeniusError(f"{path}, line {number} is not JSON: {error}") from None
-                if not isinstance(body, dict):
-                    raise GeniusError(f"{path}, line {number} is not an object with 'text', 'image' or 'vector'")
-                yield body
-    except OSError as error:
-        raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), open_regular(Path(path)) as file:
+        for number in range(1, MOST_LINES + 1):
+            line = file.readline(MAX_LINE + 1)
+            if not line:
+                return
+            if len(line) > MAX_LINE:
+                raise GeniusError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes")
+            if not line.strip():
+                continue
+            try:
+                body = parse_json(line)
+            except ValueError as error:
+                raise GeniusError(f"{path}, line {number} is not JSON: {error}") from None
+            if not isinstance(body, dict):
+                raise GeniusError(f"{path}, line {number} is not an object with 'text', 'image' or 'vector'")
+            yield body
 
 
 def learn(

@@ -134,9 +134,9 @@ def _write_batch(
         if replace or item.id not in chosen:  # add: the first wins; upsert: the last
             chosen[item.id] = position
     if not replace:  # do not read pictures of what is there already
-        stored = state.consistent(lambda: state.find(list(chosen)))  # without the write lock: others may clean up meanwhile
-        report.existing += len(stored)
-        chosen = {item_id: position for item_id, position in chosen.items() if item_id not in stored}
+        there = state.consistent(lambda: state.find(list(chosen)))  # without the write lock: others may clean up meanwhile
+        report.existing += len(there)
+        chosen = {item_id: position for item_id, position in chosen.items() if item_id not in there}
     if not chosen:
         return report
     positions = list(chosen.values())
@@ -151,20 +151,20 @@ def _write_batch(
 def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error: OnError, report: AddReport) -> None:
     """Write items that `model` has prepared; counts go to `report`. Nothing is written if the index is of another by now."""
     report.problems += ready.problems
-    replaced_seqs: list[int] = []
+    gone: list[int] = []
     with state.write_lock.hold():
         with state.change():
             with state.lock:
                 live = state.sure([item.id for item in ready.items], model)
                 columns = live.reader.columns
-                stored = live.find([item.id for item in ready.items])
-            if not replace and stored:  # another writer was quicker
-                report.existing += len(stored)
-                ready = ready.without(stored)
-            new_types, conflicts = _new_columns(columns, ready)
+                there = live.find([item.id for item in ready.items])
+            if not replace and there:  # another writer was quicker
+                report.existing += len(there)
+                ready = ready.without(there)
+            fresh, conflicts = _new_columns(columns, ready)
             if conflicts:  # with a field that perhaps no item has any more
-                replaced = [int(live.seqs[row]) for row in stored.values()]
-                columns, new_types, conflicts = _without_unused(state, live.reader, ready, replaced)
+                replaced = [int(live.seqs[row]) for row in there.values()]
+                columns, fresh, conflicts = _without_unused(state, live.reader, ready, replaced)
             if conflicts:
                 if on_error == "raise":
                     raise GeniusError(next(iter(conflicts.values())))
@@ -172,20 +172,20 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
                 ready = ready.without(conflicts)
             if not ready.items:
                 return
-            replaced_seqs = [stored[item.id] for item in ready.items if item.id in stored]
+            gone = [there[item.id] for item in ready.items if item.id in there]
             first = state.store.next_seq()
-            if new_types:
-                state.store.add_columns(new_types)
-            table = state.store.table(ready.columns(first, {**columns, **new_types}))
+            if fresh:
+                state.store.add_columns(fresh)
+            table = state.store.table(ready.columns(first, {**columns, **fresh}))
             seqs = np.arange(first, first + len(ready.items))
             committed = CommittedRows(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
-            if replaced_seqs:
+            if gone:
                 state.store.replace(table)
             else:
                 state.store.append(table)
-        follow(state, replaced_seqs, committed)
-        report.added += len(ready.items) - len(replaced_seqs)
-        report.replaced += len(replaced_seqs)
+        follow(state, gone, committed)
+        report.added += len(ready.items) - len(gone)
+        report.replaced += len(gone)
         state.commits += 1
         if state.commits % COMPACT_EVERY == 0:
             _tidy(state)
@@ -226,15 +226,13 @@ def _tidy(state: Index) -> None:
             state.store.compact(KEEP)
 
 
-def delete(state: Index, ids: str | Iterable[str], missing: OnError) -> int:
-    state.check_writable()
-    item_ids = check_ids([ids] if isinstance(ids, str) else ids)
+def delete(state: Index, wanted: list[str], missing: OnError) -> int:
     with state.write_lock.hold():
         with state.change():
             with state.lock:
-                live = state.sure(item_ids)
-                rows = live.find(item_ids)
-                check_missing(item_ids, rows, missing)
+                live = state.sure(wanted)
+                rows = live.find(wanted)
+                check_missing(wanted, rows, missing)
                 seqs = [int(live.seqs[row]) for row in rows.values()]
             if seqs:
                 state.store.delete(seqs)
@@ -257,16 +255,16 @@ def check_ids(ids: Iterable[str]) -> list[str]:
     """Distinct ids in their order, or one clear line."""
     if not isinstance(ids, Iterable):
         raise GeniusError(f"ids are strings, got {type(ids).__name__}")
-    checked_ids = list(ids)
-    wrong = next((value for value in checked_ids if not isinstance(value, str)), None)
+    wanted = list(ids)
+    wrong = next((value for value in wanted if not isinstance(value, str)), None)
     if wrong is not None:
         raise GeniusError(f"ids are strings, got {wrong!r}")
-    return list(dict.fromkeys(checked_ids))
+    return list(dict.fromkeys(wanted))
 
 
-def check_missing(ids: Iterable[str], found: dict[str, int], missing: OnError) -> None:
+def check_missing(wanted: Iterable[str], found: dict[str, int], missing: OnError) -> None:
     if missing == "raise":
-        unknown = [item_id for item_id in ids if item_id not in found]
+        unknown = [item_id for item_id in wanted if item_id not in found]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise GeniusError(f"no item {unknown[0]!r}{more} in this index")

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from genius.errors import GeniusError, said
-from genius.files import open_regular, write_whole
+from genius.errors import GeniusError
+from genius.files import open_regular, reading, write_whole
 
 FILE = "queries.safetensors"
 FORMAT = "genius-queries-1"
@@ -288,11 +288,9 @@ def _numbers(values: Any) -> NDArray[Any]:
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file, by name."""
-    try:
-        with open_regular(path) as file:
-            return load(file.read())
-    except (OSError, MemoryError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+    broken = (MemoryError, SafetensorError, ValueError, TypeError, KeyError)
+    with reading(f"the weights {path}", *broken), open_regular(path) as file:
+        return load(file.read())
 
 
 def _log_sum_exp(values: Floats) -> Floats:

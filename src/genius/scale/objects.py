@@ -106,10 +106,13 @@ class Place:
         ):
             shutil.copyfileobj(file, stream, 1 << 20)
 
-    def is_file(self) -> bool:
-        """Whether this place is an object, not a folder."""
+    def object(self) -> tuple[int, int] | None:
+        """Size and time if this place is an object, not a folder."""
         with self._errors("read"):
-            return bool(self.store.get_file_info(self.root).is_file)
+            about = self.store.get_file_info(self.root)
+        if not about.is_file:
+            return None
+        return about.size, about.mtime_ns or 0
 
     def remove(self, name: str) -> None:
         with self._errors("write to"), contextlib.suppress(FileNotFoundError):
@@ -121,16 +124,25 @@ class Place:
 
 def fetch_sources(url: str, folder: Path) -> Path:
     """Everything under `url` as files under `folder`, with the store's times, so that what did not change is not read again."""
-    place = Place(url)
+    try:
+        return _fetch_sources(Place(url), folder)
+    except FileNotFoundError:
+        raise GeniusError(f"{url} changes while it is copied: try again") from None
+    except OSError as error:
+        raise GeniusError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def _fetch_sources(place: Place, folder: Path) -> Path:
+    url = place.url
     found = place.files()
-    single = not found and place.is_file()
-    if not found and not single:
-        raise GeniusError(f"nothing is stored at {url}")
     target = folder / place.root
-    if single:
-        with place._errors("read"):
-            about = place.store.get_file_info(place.root)
-        found = {target.name: (about.size, about.mtime_ns or 0)}
+    single = None
+    if not found:
+        single = place.object()
+        if single is None:
+            raise GeniusError(f"nothing is stored at {url}")
+    if single is not None:
+        found = {target.name: single}
         place.root = str(Path(place.root).parent)
         target = target.parent
     for name, (size, time) in found.items():
@@ -140,7 +152,7 @@ def fetch_sources(url: str, folder: Path) -> Path:
         if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != (size, time):
             place.fetch(name, path)
             os.utime(path, ns=(time, time))
-    if single:
+    if single is not None:
         return target / next(iter(found))
     for path in target.rglob("*"):
         if path.is_file() and path.relative_to(target).as_posix() not in found:
@@ -288,6 +300,8 @@ def fetch_index(url: str, folder: Path) -> LedgerState:
             return _fetch(place, folder)
         except FileNotFoundError:
             continue  # cleaned up since the ledger was read: there is a newer one
+        except OSError as error:
+            raise GeniusError(f"cannot write {folder}: {error.strerror or error}") from None
     raise GeniusError(f"{url} changes faster than it can be copied, or files of it are missing")
 
 
