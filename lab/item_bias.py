@@ -31,7 +31,7 @@ from genius.encoders.towers import Heads
 from genius.features import Features
 from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
-from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
@@ -41,7 +41,7 @@ from genius.types import Modality
 from genius.weight_files import read_tensors
 from lab import current_commit
 
-SIZES = (100, 500, 2000, 8000)
+BANK_SIZES = (100, 500, 2000, 8000)
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
@@ -55,24 +55,43 @@ Hits = dict[str, tuple[float, float]]  # task -> hit@1, hit@5
 # -- vectors -----------------------------------------------------------------------------------------------------
 
 
-def stages(training: Path) -> tuple[Heads, Genius]:
-    """Heads, fusion and quantizer of a training; the decoder is untrained, and no search here uses it."""
+def stages(training: Path) -> tuple[Heads, Genius, bool]:
+    """Heads, and a model of what a training has finished; whether it has a trained decoder."""
     first = read_tensors(training / "encoder.safetensors")
     weights = {name.removeprefix("heads."): tensor for name, tensor in first.items() if name.startswith("heads.")}
     hidden, image_width = weights["image.hidden.weight"].shape
     width, text_width = weights["text.project.weight"].shape
     heads = Heads(image_width, text_width, width, hidden)
     heads.load_state_dict(weights)
+    heads.eval()
     second = read_tensors(training / "quantizer.safetensors")
     levels = [len(second[f"quantizer.codes_{level}"]) for level in range(9)]
     sizes = (levels[0], *(size // 3 for size in levels[1:]))
     fusion = FusionConfig(width, len(second["fusion.project_image.bias"]), len(second["fusion.mix_hidden.bias"]))
     quantizer = QuantizerConfig(width, sizes, encode_sweeps=3, settled=3, modality_codebooks_from=1)
-    generator = GeneratorConfig(width, sizes, 64, 1, 2, 32, 128, normalizer="level", head="codebooks")
+    third = _decoder(training)
+    shape = SIZES["nano"]
+    if third:
+        shape = SIZES[json.loads((training / "config.json").read_text(encoding="utf-8"))["model"]["decoder"]]
+    generator = GeneratorConfig(width, sizes, prefix_tokens=8, normalizer="level", head="codebooks", **shape)
     model = Genius(GeniusConfig(fusion, quantizer, generator))
     model.fusion.load_state_dict(_below(second, "fusion."))
     model.quantizer.load_state_dict(model.quantizer.state_dict() | _below(second, "quantizer."))
-    return heads.eval(), model
+    if third:
+        model.generator.load_state_dict(model.generator.state_dict() | third)
+    model.generator.eval()
+    return heads, model, bool(third)
+
+
+def _decoder(training: Path) -> dict[str, torch.Tensor]:
+    """Weights of stage 3: of a finished one, or the best so far of one that was stopped; empty: it was not trained."""
+    finished = training / "generator.safetensors"
+    if finished.exists():
+        return _below(read_tensors(finished), "generator.")
+    checkpoints = sorted(training.glob("generator/step-*/weights.safetensors"))
+    if not checkpoints:
+        return {}
+    return _below(read_tensors(checkpoints[-1]), "best.generator.")
 
 
 def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -85,7 +104,7 @@ def write_vectors(features: Path, training: Path, out: Path, products: int | Non
 
     config = json.loads((training / "config.json").read_text(encoding="utf-8"))
     data = fashion(features, products)
-    heads, model = stages(training)
+    heads, model, _ = stages(training)
     parts = split(data.train, config["held_out"], config["seed"])
     named = {"learn": parts.train, "held-out": parts.offsets, "validation": parts.validation, "test": data.test}
     out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +129,7 @@ def write_foreign(icons: Path, training: Path, out: Path, towers: Path | None) -
     from genius.types import Query, instruction_for, query_text
     from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 
-    heads, model = stages(training)
+    heads, model, _ = stages(training)
     texts: list[str] = []
     targets: list[int] = []
     for entry in open_collection(f"mbeir:{icons}", split="test", seed=0).queries():
@@ -244,7 +263,7 @@ class Lines:
 
 def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     bench = Bench(folder, seed)
-    _, model = stages(training)
+    _, model, _ = stages(training)
     kept = bench.bank(BANK // 5)
     start = time.process_time()
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
@@ -268,7 +287,7 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
             codes = replace(flat, reranker="codes")
             add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
             add("codes, with bias", target, bench.hits(engine, rows, codes, given))
-        for size in SIZES:
+        for size in BANK_SIZES:
             bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
             learned = bench.engine(kept, bank, model, rows)
             more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
@@ -302,7 +321,7 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
 def costs(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     """`search_cost` of both sets of candidates."""
     bench = Bench(folder, seed)
-    _, model = stages(training)
+    _, model, _ = stages(training)
     kept = bench.bank(BANK // 5)
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
     out: dict[str, Any] = {"commit": current_commit()}
@@ -481,7 +500,7 @@ END = "<!-- end -->"
 def untrained_table(body: dict[str, Any]) -> str:
     """hit@5 by the size of the bank, of vectors without a trained fusion (`lab/results/item_bias_fashion.json`)."""
     lines = [line for line in body["lines"] if line["candidates"] == "unseen"]
-    sizes = sorted({line["bank"] for line in lines if line["bank"] in (0, *SIZES)})
+    sizes = sorted({line["bank"] for line in lines if line["bank"] in (0, *BANK_SIZES)})
     out = [
         f"Without a trained fusion (canonical correlations of the same frozen towers; 72,000 items, {body['date']}, commit "
         f"{body['commit']}), target given,\nunseen candidates, w = n / (n + 500), by the number of queries:",

@@ -56,7 +56,7 @@ def test_the_command_ends_with_a_table_and_the_next_command(tmp_path: Path, monk
     changes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     done = CliRunner().invoke(app, ["train", "builtin:tiny", "-o", str(tmp_path / "m"), *changes])
     assert done.exit_code == 0, done.output
-    assert "held-out queries" in done.output and "GENIUS^R" in done.output and "is the limit" in done.output
+    assert "held-out (n = " in done.output and "GENIUS^R" in done.output and "is the limit" in done.output
     assert f"next: genius eval {tmp_path / 'm'}" in done.output
     for stage in ("encoder", "quantizer", "generator"):  # a line now and then, and how long it takes
         assert f"{stage}: 10 steps, about" in done.output and f"{stage}: step 10 of 10" in done.output, done.output

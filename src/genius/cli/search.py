@@ -125,6 +125,8 @@ def search(
             body["why"] = hits.why
         emit(body)
         return
+    if hits and hits[0].probability is not None:
+        note("rank, similarity, probability of being relevant, item")
     for rank, hit in enumerate(hits, start=1):
         likely = ""
         if hit.probability is not None:

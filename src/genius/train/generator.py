@@ -375,6 +375,7 @@ class GeneratorStage(Stage):
         for level in range(len(nats)):
             out[f"code{level}_nats"] = nats[level].item()
             out[f"code{level}_right"] = accuracy[level].item()
+        out["held_out_queries"] = float(len(held.queries))
         out.update(dense_hits(held.queries, held.pool, held.data))
         out.update(generator_hits(self.generator, self.quantizer, held.codes, held.pool, held.queries, held.data, self.beams))
         return out

@@ -168,7 +168,10 @@ def hit_rate_table(values: Mapping[str, float]) -> list[str]:
     if not all(f"{row}_hit@{k}" in values for row in ROWS for k in AT):
         return []
     columns = "".join(f"hit@{k}".rjust(9) for k in AT)
-    lines = [f"{'held-out queries':<22}{columns}   share of dense, hit@{MAIN_K}"]
+    title = "held-out queries"
+    if "held_out_queries" in values:
+        title = f"held-out (n = {int(values['held_out_queries']):,})"
+    lines = [f"{title:<22}{columns}   share of dense, hit@{MAIN_K}"]
     dense = values[f"dense_hit@{MAIN_K}"]
     for row, name in ROWS.items():
         rates = "".join(f"{100 * values[f'{row}_hit@{k}']:7.1f} %" for k in AT)
