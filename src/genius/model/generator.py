@@ -110,8 +110,8 @@ class CodebookHead(nn.Module):
         if not self.quantizer.config.has_modality_codebooks(level):
             return self.quantizer.codebook_of(level, 0)
         codebooks = self.quantizer.codebook(level).unflatten(0, (3, -1))
-        own: Tensor = codebooks.index_select(0, modality.view(1))[0]
-        return own
+        codebook: Tensor = codebooks.index_select(0, modality.view(1))[0]
+        return codebook
 
     def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
         """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""
@@ -200,7 +200,7 @@ class Attention(nn.Module):
         return out.view(shape)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Self-attention, cross-attention to the prefix, feed-forward; each pre-normed, each residual."""
 
     def __init__(self, config: GeneratorConfig) -> None:
@@ -241,7 +241,7 @@ class Generator(nn.Module):
         self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
         self.prefix_norm = RMSNorm(config.d_model)
         self.position_bias = nn.Embedding(config.buckets, config.heads)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.register_load_state_dict_pre_hook(_rename_head)  # type: ignore[no-untyped-call]
@@ -254,7 +254,7 @@ class Generator(nn.Module):
             nn.init.normal_(self.tokens.weight, std=1.0)
         nn.init.normal_(self.position_bias.weight, std=config.d_model**-0.5)
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, DecoderBlock)
             for attention in (block.self_attention, block.cross_attention):
                 nn.init.normal_(attention.q.weight, std=(config.d_model * config.d_kv) ** -0.5)
                 nn.init.normal_(attention.k.weight, std=config.d_model**-0.5)

@@ -21,7 +21,7 @@ from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_config
+from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
 from genius.model.known_items import Knows, load_knows, save_knows
@@ -293,18 +293,18 @@ class Genius(Embedder):
         from genius.encoders.objects import same_object
 
         directory = resolve(str(source))
-        config = read_config(directory)
+        config = read_model_config(directory)
         path = directory / WEIGHTS
         shapes = read_shapes(path)
         shapes = {current_name(name): shapes[name] for name in tensor_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        own = model.network.state_dict()
-        expected = {name: own[name].shape for name, shape in shapes.items() if one_for_all(name, shape, own)}
+        current = model.network.state_dict()
+        expected = {name: current[name].shape for name, shape in shapes.items() if one_for_all(name, shape, current)}
         check_fit(model.network, shapes | expected, str(path))
         check_digests(directory)
         try:
             weights = {current_name(name): tensor for name, tensor in unpack(read_tensors(path)).items()}
-            model.network.load_state_dict(for_each_modality(weights, own))
+            model.network.load_state_dict(for_each_modality(weights, current))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
@@ -331,7 +331,7 @@ class Genius(Embedder):
             with torch.no_grad():
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
-            raise GeniusError(f"the model at {directory} does not compute: {said(error)}") from None
+            raise GeniusError(f"the model at {directory} fails on a test input: {said(error)}") from None
 
 
 # -- weights from before every modality had its own a_l and b_l --------------------------------------------------

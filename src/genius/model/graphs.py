@@ -20,7 +20,7 @@ from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.model.assignment import fill_codes
-from genius.model.config import encoder_uri, read_config
+from genius.model.config import encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
@@ -59,13 +59,13 @@ class GraphModel(Embedder):
         directory = resolve(source)
         self.directory = directory
         self.source = str(source)
-        self.config = read_config(directory)
+        self.config = read_model_config(directory)
         self.graphs = Graphs(directory)
         self.encoder = _encoder_of(directory, self.config.encoder)
         if self.encoder is not None and self.encoder.width != self.config.width:
             raise GeniusError(f"the encoder is {self.encoder.width} wide, the model expects {self.config.width}")
         if self.encoder is not None and self.encoder.fingerprint() != self.graphs.settings.get("encoder"):
-            raise GeniusError(f"{directory} has graphs for another encoder: genius export graphs makes them anew")
+            raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
 
@@ -204,7 +204,7 @@ class VectorModel(GraphModel):
         check_digests(directory)
         self.directory = directory
         self.source = str(source)
-        self.config = read_config(directory)
+        self.config = read_model_config(directory)
         self.encoder = None
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
@@ -258,7 +258,7 @@ def holds_vectors(directory: Path) -> bool:
     Args:
         directory: Of the model.
     """
-    config = read_config(directory)
+    config = read_model_config(directory)
     if config.encoder is not None or (directory / ENCODER).exists():
         return False
     queries = QueryBank.load(directory, config.width)
