@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import Judged, choose, fitting, part_of, shrink
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
@@ -196,7 +196,9 @@ class Bench:
         self.unseen = np.ones(len(self.items), bool)
         self.unseen[np.array(seen)] = False
         self.random = np.random.default_rng(seed)
-        self.judged = Judged(self.validation.z, self.validation.modality, self.validation.target, self.validation.positives)
+        self.judged = JudgedQueries(
+            self.validation.z, self.validation.modality, self.validation.target, self.validation.positives
+        )
 
     def bank(self, per_task: int) -> QueryBank:
         """At most so many queries of each task: held-out ones first."""
@@ -317,7 +319,7 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
             own_lines.add(f"default, with bias, {share:.0%} of items added later", "unknown", found, queries=int(only.sum()))
         if bench.foreign is not None:
             fits = fitting(bench.foreign, kept, bench.items, bench.modality)
-            for name, bank in (("filtered", part_of(bench.foreign, fits)), ("not filtered", bench.foreign)):
+            for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
                 bank = shrink(bank, bench.items[rows], bench.modality[rows])
                 more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
                 hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
