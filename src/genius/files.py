@@ -9,13 +9,13 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 
 MAX_JSON = 64 << 20
 """Default limit of a JSON file, in bytes."""
@@ -38,7 +38,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         write(temporary)
         if durable:
             sync_file(temporary)
-        temporary.replace(path)
+        _replace(temporary, path)
         if durable:
             sync_directory(path.parent)
     except GeniusError:
@@ -51,6 +51,15 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Put a file that only this process knows in the place of another; done is done, whatever the call reports."""
+    try:
+        temporary.replace(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or os.path.lexists(temporary):
+            raise
 
 
 def rename(source: Path, target: Path) -> None:
@@ -134,6 +143,25 @@ def open_regular(path: Path) -> BufferedReader:
     return path.open("rb")
 
 
+@contextlib.contextmanager
+def reading(what: str | Path, *errors: type[BaseException]) -> Iterator[None]:
+    """Make what goes wrong while a file is read a `GeniusError` of one line.
+
+    Args:
+        what: The file, or what to call it.
+        errors: What a library raises for a broken file, besides OSError.
+    """
+    caught: tuple[type[BaseException], ...] = (OSError, *errors)
+    try:
+        yield
+    except GeniusError:
+        raise
+    except FileNotFoundError:
+        raise GeniusError(f"cannot read {what}: no such file") from None
+    except caught as error:
+        raise GeniusError(f"cannot read {what}: {getattr(error, 'strerror', None) or said(error)}") from None
+
+
 # -- JSON --------------------------------------------------------------------------------------------------------
 
 
@@ -149,18 +177,16 @@ def read_json(path: Path, limit: int = MAX_JSON) -> Any:
         FileNotFoundError: If there is no such file.
     """
     try:
-        with open_regular(path) as file:
-            body = file.read(limit + 1)
+        file = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
         raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(body) > limit:
-        raise GeniusError(f"cannot read {path}: larger than {limit:,} bytes")
-    try:
+    with reading(path, ValueError), file:
+        body = file.read(limit + 1)
+        if len(body) > limit:
+            raise GeniusError(f"cannot read {path}: larger than {limit:,} bytes")
         return parse_json(body)
-    except ValueError as error:
-        raise GeniusError(f"cannot read {path}: {error}") from None
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -119,8 +119,8 @@ def as_vector(value: Any, what: str) -> NDArray[np.float32] | dict[str, NDArray[
         GeniusError: If it is no vector, or holds NaN or infinity, or zeros only.
     """
     if isinstance(value, Mapping):
-        strange = sorted(set(value) - {"image", "text"}, key=str)
-        if strange or not value:
+        unknown = sorted(set(value) - {"image", "text"}, key=str)
+        if unknown or not value:
             raise GeniusError(f"{what}: a mapping of vectors has the keys 'image' and 'text'")
         return {name: _one_vector(value[name], f"{what}: its {name} vector") for name in sorted(value)}
     return _one_vector(value, f"{what}: its vector")
@@ -195,9 +195,9 @@ class Item:
             return value
         if not isinstance(value, Mapping):
             raise GeniusError(f"expected an Item or a dict, got {type(value).__name__}")
-        strange = sorted(set(value) - {"id", "image", "text", "metadata", "vector", "modality"})
-        if strange:
-            raise GeniusError(f"an item has no {strange[0]!r}: use id, image, text, vector, modality, and metadata for all else")
+        unknown = sorted(set(value) - {"id", "image", "text", "metadata", "vector", "modality"})
+        if unknown:
+            raise GeniusError(f"an item has no {unknown[0]!r}: use id, image, text, vector, modality, and metadata for all else")
         return cls(
             value.get("id", ""),
             value.get("image"),

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from genius.errors import GeniusError, said
-from genius.files import open_regular
+from genius.errors import GeniusError
+from genius.files import open_regular, reading
 
 MAX_HEADER = 16 << 20
 """Bytes. A header names the tensors: some hundred bytes each."""
 
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
+BROKEN = (SafetensorError, RuntimeError, TypeError)  # what the library raises for a file that is no safetensors
 A = TypeVar("A")  # tensors or arrays
 
 
@@ -26,13 +27,8 @@ def check_header(path: Path) -> None:
     Raises:
         GeniusError: If there is no such file, or it is cut off, or its header is too large.
     """
-    try:
-        with open_regular(path) as file:
-            start = file.read(8)
-    except FileNotFoundError:
-        raise GeniusError(f"cannot read the weights {path}: no such file") from None
-    except OSError as error:
-        raise GeniusError(f"cannot read the weights {path}: {error.strerror or error}") from None
+    with reading(f"the weights {path}"), open_regular(path) as file:
+        start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > MAX_HEADER:
         claim = "it is cut off"
@@ -53,18 +49,29 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float3
     """
     check_header(path)
     stored: dict[str, Any] = {}
-    try:
-        with safe_open(path, framework="np") as file:
-            present = set(file.keys())
-            for name in names:
-                if name not in present:
-                    raise GeniusError(f"{path} has no weights {name}")
-                stored[name] = file.get_tensor(name)
-                if name + SCALE in present:
-                    stored[name + SCALE] = file.get_tensor(name + SCALE)
-    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="np") as file:
+        present = set(file.keys())
+        for name in names:
+            if name not in present:
+                raise GeniusError(f"{path} has no weights {name}")
+            stored[name] = file.get_tensor(name)
+            if name + SCALE in present:
+                stored[name + SCALE] = file.get_tensor(name + SCALE)
     return unpack(stored)
+
+
+def array_names(path: Path) -> list[str]:
+    """Names of the weights in a file, without the scales of packed ones.
+
+    Args:
+        path: A safetensors file.
+
+    Raises:
+        GeniusError: If the file cannot be read.
+    """
+    check_header(path)
+    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="np") as file:
+        return tensor_names(dict.fromkeys(file.keys()))
 
 
 def tensor_names(stored: Mapping[str, object]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.files import open_regular, read_json, write_whole
+from genius.files import open_regular, read_json, reading, write_whole
 
 DIGESTS = "digests.json"
 _COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
@@ -81,8 +81,5 @@ def _covered(path: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
+    with reading(path), open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

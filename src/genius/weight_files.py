@@ -26,8 +26,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError, said
+from genius.files import reading
 from genius.weight_arrays import SCALE, check_header
 
+BROKEN = (SafetensorError, RuntimeError, MemoryError)  # what a broken file raises
 SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
 """CLIP, BLIP and BERT have one attention head per 64 channels. A state dict does not say."""
@@ -46,20 +48,15 @@ _FILLS = frozenset(
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a file, by name, without reading a tensor."""
     check_header(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
+    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a file, by name."""
     check_header(path)
-    try:
+    with reading(f"the weights {path}", *BROKEN):
         return load_file(path)
-    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
-        raise GeniusError(f"cannot read the weights {path}: {said(error)}") from None
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -176,9 +173,9 @@ def build(make: Callable[[], M], shapes: Mapping[str, Sequence[int]], where: str
     except GeniusError:
         raise
     except _Exceeded:
-        raise GeniusError(f"{where}: the sizes that are named make a larger model than the weights fill") from None
+        raise GeniusError(f"{where}: the config describes a larger model than the weights") from None
     except Exception as error:  # impossible sizes raise almost anything
-        raise GeniusError(f"{where}: the sizes that are named make no model ({said(error)})") from None
+        raise GeniusError(f"{where}: the config describes no valid model ({said(error)})") from None
 
 
 def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], where: str) -> None:

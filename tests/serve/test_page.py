@@ -422,6 +422,20 @@ def test_the_first_screen_is_varied_and_its_questions_can_be_clicked(open_page: 
     assert cards(page)
 
 
+def test_searching_ends_where_reasons_take_their_time(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+
+    def late(route: Any) -> None:
+        time.sleep(0.5)  # longer than the page waits before it says "Searching …"
+        route.continue_()
+
+    page.route("**/explain", late)
+    page.goto(page.url.partition("#")[0] + "#q=red+circle&target=image&why=1")
+    page.wait_for_selector("#why")
+    assert "Searching" not in page.inner_text("#status") and "result" in page.inner_text("#status")
+    page.unroute("**/explain")
+
+
 def test_why_these_answers(open_page: Callable[..., Any]) -> None:
     page = open_page("#q=red+circle&target=image")
     cards(page)
@@ -540,6 +554,8 @@ def test_pictures_are_added_by_dropping_them(open_page: Callable[..., Any], shel
     )
     page.dispatch_event("body", "drop", {"dataTransfer": drop_into})  # one more, whose id is taken
     assert page.locator("#add-list li").count() == 2 and page.inner_text("#add-go") == "Add 2 items"
+    labels = page.eval_on_selector_all("#add-list .add-words", "all => all.map((one) => one.getAttribute('aria-label'))")
+    assert labels == ["Text of item 1", "Text of item 2"]
     page.click("#add-go")
     until(page, "document.querySelector('.add-said')?.textContent.includes('there already')")
     assert page.locator("#add-list li").count() == 1 and page.inner_text("#count") == f"{before + 1} items"

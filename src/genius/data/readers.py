@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from genius.errors import GeniusError, said
-from genius.files import open_regular, parse_json
+from genius.files import open_regular, parse_json, reading
 from genius.types import is_unicode
 
 MAX_LINE = 64 << 20  # bytes
@@ -57,11 +57,8 @@ def cut_rows(path: Path, size: int) -> list[RowRange]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            with open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
-                rows = int(file.metadata.num_rows)
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            raise GeniusError(f"cannot read {path}: {said(error)}") from None
+        with reading(path, pa.ArrowException, MemoryError), open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
+            rows = int(file.metadata.num_rows)
         return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
     if is_csv(path):
         return [RowRange(0, 1 << 62)]
@@ -92,15 +89,13 @@ def read_rows(
     Raises:
         GeniusError: If the file cannot be read any further.
     """
-    try:
+    with reading(path, csv.Error):
         if is_csv(path):
             yield from _read_csv(path, types)
         elif path.suffix.lower() == ".parquet":
             yield from _read_parquet(path, part)
         else:
             yield from read_jsonl_rows(path, part)
-    except (OSError, csv.Error) as error:
-        raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
 
 def is_csv(path: Path) -> bool:
@@ -157,13 +152,13 @@ def _read_csv(path: Path, types: Mapping[str, str] | None) -> Iterator[tuple[int
 
 def _types_of_all(path: Path) -> dict[str, str]:
     """Columns of which every value is a number, or a boolean."""
-    found: dict[str, set[str]] = {}
+    seen_types: dict[str, set[str]] = {}
     for _, row in csv_rows(path):
         if not isinstance(row, str):
             for name, value in row.items():
                 if value and name is not None:
-                    found.setdefault(name, set()).add(csv_type(value))
-    return {name: next(iter(types)) for name, types in found.items() if len(types) == 1}
+                    seen_types.setdefault(name, set()).add(csv_type(value))
+    return {name: next(iter(types)) for name, types in seen_types.items() if len(types) == 1}
 
 
 def _cell(value: str, wanted: str | None) -> str | int | float | bool | None:
@@ -278,7 +273,7 @@ def _batch_size(about: Any, packed: int) -> int:
     for group in map(about.row_group, range(about.num_row_groups)):
         unfolded = max(1, group.total_byte_size)
         if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
-            raise GeniusError(f"{packed:,} bytes unfold to {unfolded:,}: too many to be data")
+            raise GeniusError(f"{packed:,} compressed bytes expand to {unfolded:,}: refused")
         rows = min(rows, BATCH_BYTES * group.num_rows // unfolded)
         if unfolded > FOLDED * packed:
             rows = min(rows, LARGEST_BATCH // unfolded)

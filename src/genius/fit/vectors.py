@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.fit import Fit, FitConfig, Say, embed, fit_collection, sum_fusion, unfitted_model
-from genius.fit.invent import InventedQueries
+from genius.files import reading
+from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion, unfitted_model
+from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
@@ -47,12 +48,8 @@ def read_array(path: Path, what: str = "vectors") -> NDArray[Any]:
     Raises:
         GeniusError: If it is not such an array.
     """
-    try:
+    with reading(f"{path} as an array", ValueError, EOFError):
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise GeniusError(f"no such file: {path}") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise GeniusError(f"cannot read {path} as an array: {error}") from None
     if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.shape[1]:
         raise GeniusError(f"{path} holds {array.dtype} of shape {array.shape}; {what} are numbers of shape (items, width)")
     return array
@@ -67,10 +64,8 @@ def read_vector(path: Path) -> NDArray[Any]:
     Raises:
         GeniusError: If it does not hold one vector.
     """
-    try:
+    with reading(f"{path} as a vector", ValueError, EOFError):
         array: NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise GeniusError(f"cannot read {path} as a vector: {error}") from None
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
     if array.ndim != 1:
@@ -95,7 +90,7 @@ def read_ids(path: Path, rows: int) -> list[str]:
     return ids
 
 
-def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> InventedQueries | None:
+def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> SyntheticQueries | None:
     """Query vectors in the form that a fit takes; the nearest item is taken for the positive.
 
     Args:
@@ -107,17 +102,17 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     if vectors is None or not len(vectors):
         return None
     features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
-    nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
+    nearest = nearest_rows(fused_vectors(fusion, features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
-    return InventedQueries(features, nearest, modality[nearest], tasks)
+    return SyntheticQueries(features, nearest, modality[nearest], tasks)
 
 
-def query_bank(queries: InventedQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
+def own_query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
     """What an index of own vectors knows of queries: their distribution, but not which modality they want."""
     neutral = neutral_queries(width)
     if queries is None:
         return neutral
-    vectors = embed(fusion, queries.features)
+    vectors = fused_vectors(fusion, queries.features)
     bank = QueryBank.of(vectors, queries.features.modality, queries.targets, seed=seed, real=True)
     return replace(bank, probe_weight=neutral.probe_weight, probe_bias=neutral.probe_bias)
 
@@ -142,9 +137,9 @@ def fit_own_vectors(
     config = config or FitConfig()
     features = _features_of(items)
     fusion = sum_fusion(features)
-    invented = own_queries(queries, fusion, embed(fusion, features), features.modality)
-    fit = fit_collection(features, invented, config=config, say=say)
-    fit.model.queries = query_bank(invented, fusion, features.width, config.seed)
+    fit_queries = own_queries(queries, fusion, fused_vectors(fusion, features), features.modality)
+    fit = fit_collection(features, fit_queries, config=config, say=say)
+    fit.model.queries = own_query_bank(fit_queries, fusion, features.width, config.seed)
     return fit
 
 
@@ -161,9 +156,24 @@ def unfitted_own_vectors(items: Sequence[Item], queries: NDArray[Any] | None = N
     """
     features = _features_of(items)
     model = unfitted_model(features, config=config)
-    invented = own_queries(queries, model.fusion, embed(model.fusion, features), features.modality)
-    model.queries = query_bank(invented, model.fusion, features.width)
+    fit_queries = own_queries(queries, model.fusion, fused_vectors(model.fusion, features), features.modality)
+    model.queries = own_query_bank(fit_queries, model.fusion, features.width)
     return model
+
+
+def _new_model(
+    output: Path, sample: Sequence[Item], queries: Path | None, fitted: bool, config: FitConfig | None, say: Say | None
+) -> tuple[Fit | None, Genius]:
+    """The model of a new index at `output`, saved inside it, and the fit, if codes are `fitted`."""
+    known = None if queries is None else read_array(queries, "query vectors")
+    done = None
+    if fitted:
+        done = fit_own_vectors(sample, known, config, say)
+        model = done.model
+    else:
+        model = unfitted_own_vectors(sample, known, config)
+    save_inside(output, model)
+    return done, model
 
 
 def _features_of(items: Sequence[Item]) -> Features:
@@ -219,13 +229,7 @@ def index_vectors(
     if read_about(output) is None:
         rows = np.unique(np.linspace(0, len(array) - 1, min(SAMPLE, len(array))).astype(np.int64))
         sample = _usable(np.asarray(array[rows]), modality)
-        wanted = None if queries is None else read_array(queries, "query vectors")
-        if fit or not compared_whole(len(array)):
-            done = fit_own_vectors(sample, wanted, config, say)
-            model = done.model
-        else:
-            model = unfitted_own_vectors(sample, wanted, config)
-        save_inside(output, model)
+        done, model = _new_model(output, sample, queries, fit or not compared_whole(len(array)), config, say)
     with Index(output, model) as index:
         written = index.upsert(_each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress)
         report.added = written.added
@@ -293,13 +297,8 @@ def index_tables(
         sample = [item for item, _ in islice(rows, SAMPLE)]
         if not sample and nowhere.problems:
             raise GeniusError(f"no vector could be read: {nowhere.problems[0]}")
-        wanted = None if queries is None else read_array(queries, "query vectors")
-        if fit or len(sample) == SAMPLE:  # how many more there are is not known
-            done = fit_own_vectors(sample, wanted, fit_config, say)
-            model = done.model
-        else:
-            model = unfitted_own_vectors(sample, wanted, fit_config)
-        save_inside(output, model)
+        more = len(sample) == SAMPLE  # how many is not known
+        done, model = _new_model(output, sample, queries, fit or more, fit_config, say)
     with Index(output, model, thumbnails=thumbnails) as index:
         report = ingest(index, paths, config, on_progress)
         return report, done, index.count()

@@ -28,16 +28,26 @@ from genius.features import Features
 from genius.index import cache, exchange, explaining, learned, learning, names, opened, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import FORMAT, WriteLock, about_of, clear, describe, open_or_create, read_about, save_inside, upgrade
+from genius.index.folder import (
+    FORMAT,
+    WriteLock,
+    about_of,
+    clear,
+    describe_index,
+    open_or_create,
+    read_about,
+    upgrade,
+    write_inside,
+)
 from genius.index.learned import Learned
 from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
 from genius.index.paths import origin_of
 from genius.index.prepare import Stamped
-from genius.index.reader import PAYLOAD, Reader, Vanished
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
-from genius.index.vectors import model_for_vectors
+from genius.index.vectors import write_model
 from genius.index.writing import Field, OnError
 from genius.model.query_bank import QueryBank
 from genius.search import ScanCache, SearchParams, SearchRequest
@@ -155,8 +165,7 @@ class Index:
         if read_about(path) is not None:
             raise GeniusError(f"{path} is an index already: open it with Index(path)")
         if dim is not None:
-            model = model_for_vectors(dim)
-            save_inside(path, model)
+            model = write_inside(path, partial(write_model, width=dim))
         return cls(path, model, create=True, **options)
 
     @classmethod
@@ -297,8 +306,8 @@ class Index:
             How many were deleted.
         """
         self.check_writable()
-        wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
-        return self.following(lambda: self._delete(wanted, missing))
+        item_ids = writing.check_ids([ids] if isinstance(ids, str) else ids)
+        return self.following(lambda: self._delete(item_ids, missing))
 
     def _delete(self, ids: list[str], missing: OnError) -> int:
         """Delete, and note which of these came from files: indexing their folder again does not bring them back."""
@@ -314,7 +323,7 @@ class Index:
 
     def fields(self) -> list[Field]:
         """Metadata fields: name, type, how many items have each."""
-        return self.consistent(lambda: writing.fields_of(self.reader()))
+        return self.consistent(lambda: writing.list_fields(self.reader()))
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -407,9 +416,9 @@ class Index:
         """
         self.check_writable()
         with self.write_lock.hold():
-            there = learned.forget(self.path)
+            forgotten = learned.forget(self.path)
         self.follow_learned()
-        return there
+        return forgotten
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -427,11 +436,13 @@ class Index:
         Returns:
             One item for one id, else a list in the order of `ids`.
         """
-        wanted = ids
+        item_ids = ids
         if isinstance(ids, str):
-            wanted = [ids]
-        rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
-        items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
+            item_ids = [ids]
+        rows = self._columns(
+            writing.check_ids(item_ids), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
+        )
+        items = [searching.item_of_row(rows[item_id]) for item_id in item_ids if item_id in rows]
         if isinstance(ids, str):
             return items[0]
         return items
@@ -500,8 +511,8 @@ class Index:
         if order_by is not None:
             yield from self._ordered_items(where, order_by, descending, limit)
             return
-        for row in islice(searching.stream(self, [*PAYLOAD, "_image_bytes"], where), limit):
-            yield searching.to_item(row)
+        for row in islice(searching.stream(self, [*HIT_COLUMNS, "_image_bytes"], where), limit):
+            yield searching.item_of_row(row)
 
     def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
         field = None
@@ -577,7 +588,7 @@ class Index:
 
     def info(self) -> dict[str, Any]:
         """What this index is, for people and machines."""
-        return self.consistent(lambda: describe(self.path, self.about, self.reader()))
+        return self.consistent(lambda: describe_index(self.path, self.about, self.reader()))
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
@@ -638,8 +649,8 @@ class Index:
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
         """
-        wanted = Target.parse(target, modality)
-        query = Query(text, image, instruction, wanted.modality, minus, vector)  # type: ignore[arg-type]
+        parsed_target = Target.parse(target, modality)
+        query = Query(text, image, instruction, parsed_target.modality, minus, vector)  # type: ignore[arg-type]
         request = SearchRequest(
             k,
             where,
@@ -647,13 +658,13 @@ class Index:
             beams,
             rerank,
             params,
-            wanted.strict,
+            parsed_target.strict,
             diverse,
             mode,
             words_weight,
             item_bias,
             min_probability,
-            wanted.any_modality,
+            parsed_target.any_modality,
         )
         return self.search_many([query], request)[0]
 
@@ -679,7 +690,7 @@ class Index:
         Returns:
             The hits of each query.
         """
-        return self.following(lambda: words.answer(self, queries, requests))
+        return self.following(lambda: words.search_by_mode(self, queries, requests))
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.
@@ -934,7 +945,7 @@ class Index:
                 return call()
             except Vanished:
                 if self.pinned is not None:
-                    raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
+                    raise GeniusError(f"version {self.pinned} of {self.path} was removed by genius optimize") from None
         return call()
 
     @contextmanager

@@ -121,7 +121,7 @@ def _without_unwanted(vectors: Any, rows: list[int], queries: int) -> Any:
     left = wanted - shared[:, None] * unwanted
     lengths = (left * left).sum(1) ** 0.5
     if bool((lengths < LEAST_LEFT).any()):
-        raise GeniusError("what is wanted and what is not are the same: nothing is left to look for")
+        raise GeniusError("the query and its negative are the same: nothing is left to search for")
     out = vectors[:queries] + 0  # a copy
     out[rows] = left / lengths[:, None]
     return out

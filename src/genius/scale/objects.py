@@ -106,10 +106,13 @@ class Place:
         ):
             shutil.copyfileobj(file, stream, 1 << 20)
 
-    def is_file(self) -> bool:
-        """Whether this place is an object, not a folder."""
+    def object(self) -> tuple[int, int] | None:
+        """Size and time if this place is an object, not a folder."""
         with self._errors("read"):
-            return bool(self.store.get_file_info(self.root).is_file)
+            about = self.store.get_file_info(self.root)
+        if not about.is_file:
+            return None
+        return about.size, about.mtime_ns or 0
 
     def remove(self, name: str) -> None:
         with self._errors("write to"), contextlib.suppress(FileNotFoundError):
@@ -121,16 +124,25 @@ class Place:
 
 def fetch_sources(url: str, folder: Path) -> Path:
     """Everything under `url` as files under `folder`, with the store's times, so that what did not change is not read again."""
-    place = Place(url)
+    try:
+        return _fetch_sources(Place(url), folder)
+    except FileNotFoundError:
+        raise GeniusError(f"{url} changes while it is copied: try again") from None
+    except OSError as error:
+        raise GeniusError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def _fetch_sources(place: Place, folder: Path) -> Path:
+    url = place.url
     found = place.files()
-    single = not found and place.is_file()
-    if not found and not single:
-        raise GeniusError(f"there is nothing at {url}")
     target = folder / place.root
-    if single:
-        with place._errors("read"):
-            about = place.store.get_file_info(place.root)
-        found = {target.name: (about.size, about.mtime_ns or 0)}
+    single = None
+    if not found:
+        single = place.object()
+        if single is None:
+            raise GeniusError(f"nothing is stored at {url}")
+    if single is not None:
+        found = {target.name: single}
         place.root = str(Path(place.root).parent)
         target = target.parent
     for name, (size, time) in found.items():
@@ -140,7 +152,7 @@ def fetch_sources(url: str, folder: Path) -> Path:
         if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != (size, time):
             place.fetch(name, path)
             os.utime(path, ns=(time, time))
-    if single:
+    if single is not None:
         return target / next(iter(found))
     for path in target.rglob("*"):
         if path.is_file() and path.relative_to(target).as_posix() not in found:
@@ -160,7 +172,7 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
     with WriteLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
         state = Ledger(folder).read()
         if state is None:
-            raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
+            raise GeniusError(f"{folder} has an earlier format: run genius optimize {folder} first")
         there = {name: about for name, about in place.files().items() if not _is_claim(name)}
         before = _ledger_state(place)
         _refuse_another(folder, place, state, before, there)
@@ -212,7 +224,7 @@ def _claim(place: Place, alone: bool) -> Iterator[None]:
         for other in [name for name in place.files() if _is_claim(name) and name != mine]:
             if not alone:
                 who = (place.read(other) or b"somebody").decode(errors="replace").strip()
-                raise GeniusError(f"{place.url}: {who} publishes there, too; if that was killed: genius publish --alone")
+                raise GeniusError(f"{place.url}: {who} is publishing there; if it was killed, use genius publish --alone")
             place.remove(other)
         yield
         done = True
@@ -237,15 +249,15 @@ def _refuse_another(folder: Path, place: Place, state: LedgerState, before: Ledg
     noted = _published(folder)
     if before is None:
         if there and _next(place.url) not in noted:
-            raise GeniusError(f"{place.url} holds something else ({next(iter(there))!r}): choose another place")
+            raise GeniusError(f"{place.url} holds other objects ({next(iter(there))!r}): choose another URL")
         return
     if before.about["id"] != state.about["id"]:
-        raise GeniusError(f"{place.url} holds another index: choose another place")
+        raise GeniusError(f"{place.url} holds another index: choose another URL")
     name = manifest_name(before.head)
     ours = before.head in state.shown and state.files.get(name) == before.files.get(name)
     ours = ours or _mark(before) in (noted.get(place.url), noted.get(_next(place.url)))
     if not ours:
-        raise GeniusError(f"{place.url} holds changes that this copy of the index does not have: somebody else publishes there")
+        raise GeniusError(f"{place.url} holds changes that this index does not have: another process publishes there")
 
 
 def _published(folder: Path) -> dict[str, str]:
@@ -288,6 +300,8 @@ def fetch_index(url: str, folder: Path) -> LedgerState:
             return _fetch(place, folder)
         except FileNotFoundError:
             continue  # cleaned up since the ledger was read: there is a newer one
+        except OSError as error:
+            raise GeniusError(f"cannot write {folder}: {error.strerror or error}") from None
     raise GeniusError(f"{url} changes faster than it can be copied, or files of it are missing")
 
 

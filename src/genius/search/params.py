@@ -21,7 +21,7 @@ PLANS = ("auto", "flat", "scan", "beam")
 RETIRED = frozenset({"geometry", "finish", "leaves", "generator", "normalizer"})  # settings of old models, read and ignored
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "genius": {"rerank": 0, "reranker": "none"},  # the paper's: beam search, ranked by log-probability
+    "genius": {"rerank": 0, "reranker": "none", "item_bias": False},  # the paper's: beam search, ranked by log-probability
     # the paper's GENIUS^R: its items, re-ranked by stored vectors
     "genius-r": {"rerank": 0, "reranker": "embeddings", "item_bias": False},
     "genius-codes": {"rerank": 0, "reranker": "codes"},

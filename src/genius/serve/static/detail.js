@@ -73,7 +73,7 @@ function asked() {
 }
 
 function actions(item) {
-  const but = h("input", { type: "text", id: "but", maxlength: "8000", placeholder: "in blue, at night …", enterkeyhint: "search" });
+  const but = h("input", { type: "text", id: "but", maxlength: "8000", placeholder: "crossed out, filled …", enterkeyhint: "search" });
   const search = (q) => state.go({ like: item.id, minus: "", pic: "", q, codes: null, item: "" });
   return h(
     "div",

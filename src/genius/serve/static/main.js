@@ -33,7 +33,8 @@ async function loadInfo() {
   about = await api.info();
   $("count").textContent = plural(about.items, "item");
   $("key-open").hidden = !about.needs_key;
-  $("advice").textContent = about.advice ?? "";
+  const advice = (about.advice ?? "").split("; ")[0]; // what helps is a command, for whoever runs the server
+  $("advice").textContent = advice && `${advice[0].toUpperCase()}${advice.slice(1)}.`;
   $("advice").hidden = !about.advice;
   offerFields(about.fields);
   offerWords(about.words ?? []);
@@ -118,10 +119,10 @@ async function showSearch(current, signal) {
     put(nothingFound(current, answer.why));
     return;
   }
-  const found = summary(answer.hits.length, request, answer);
-  say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these results?");
   const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture, about.items, signal)) : null;
+  const found = summary(answer.hits.length, request, answer); // after the last wait: "Searching …" does not come back
+  say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
   const map = h("a", { class: "plain small", href: state.address({ ...current, map: "plane", why: "", item: "" }) }, "On the map");
   put(h("p", { class: "row" }, why, map, without), ...(reasons ? [reasons] : []), grid(answer.hits, { open, label: "Results", selected: current.item }));

@@ -74,6 +74,7 @@ export async function whyView(request, picture, total, signal) {
   parts.push(h("p", { class: "hint" }, answer.summary));
   if (!answer.fitted) parts.push(h("p", { class: "hint" }, "So few items are all compared with the query, and the most similar come first."));
   else if (answer.plan !== "beam") parts.push(h("p", { class: "hint" }, "The codes decided nothing here. This is how a beam search would generate the ID."));
+  if (answer.traces.length) parts.push(h("p", { class: "hint" }, "log p is the log-probability of a code, given the codes before it; the percentage in brackets is the same number. A coloured frame marks a code that leads to a result, a dashed one a code that was rejected."));
   for (const trace of answer.traces) {
     if (answer.traces.length > 1) parts.push(h("h3", { class: "why-kind" }, trace.target ? `Among ${kindsOf[trace.target]}` : "Among everything"));
     parts.push(beamTrace(trace, total, answer.thumbnails));
