@@ -36,8 +36,8 @@ from genius.index.folder import (
     describe_index,
     open_or_create,
     read_about,
-    save_inside,
     upgrade,
+    write_inside,
 )
 from genius.index.learned import Learned
 from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
@@ -47,7 +47,7 @@ from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
-from genius.index.vectors import model_for_vectors
+from genius.index.vectors import write_model
 from genius.index.writing import Field, OnError
 from genius.model.query_bank import QueryBank
 from genius.search import ScanCache, SearchParams, SearchRequest
@@ -165,8 +165,7 @@ class Index:
         if read_about(path) is not None:
             raise GeniusError(f"{path} is an index already: open it with Index(path)")
         if dim is not None:
-            model = model_for_vectors(dim)
-            save_inside(path, model)
+            model = write_inside(path, partial(write_model, width=dim))
         return cls(path, model, create=True, **options)
 
     @classmethod

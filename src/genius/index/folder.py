@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -496,12 +496,25 @@ def save_inside(folder: Path, model: Genius) -> None:
         folder: Of the index; made if it is not there.
         model: Its `source` becomes the folder.
     """
+    model.source = write_inside(folder, model.save_pretrained)
+
+
+def write_inside(folder: Path, write: Callable[[Path], None]) -> str:
+    """Write a model into the folder of an index that will be made with it.
+
+    Args:
+        folder: Of the index; made if it is not there.
+        write: Writes the model into the folder that it is given.
+
+    Returns:
+        The model's URI.
+    """
     make_folder(folder)
     try:
-        model.save_pretrained(folder / MODEL)
+        write(folder / MODEL)
     except OSError as error:
         raise GeniusError(f"cannot write {folder / MODEL}: {error.strerror or error}") from None
-    model.source = f"local-dir:{(folder / MODEL).absolute()}"
+    return f"local-dir:{(folder / MODEL).absolute()}"
 
 
 def make_folder(folder: Path) -> None:

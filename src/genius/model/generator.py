@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks
 from genius.model.config import SPECIALS, GeneratorConfig
+from genius.model.weight_names import FAST, START_SCALE, current_name
 
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
@@ -40,13 +41,6 @@ if TYPE_CHECKING:
 Rows = slice | Tensor
 ByModality = Sequence[tuple[int | Tensor, Rows]]
 """Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""
-
-FAST = 20.0  # a_l and b_l are read as this times a parameter: Adam then moves them as fast as two numbers a level may move
-START_SCALE = 2.5  # log a_l before training
-HEAD = "codebook_head."  # prefix of the weights of `CodebookHead`
-# names of weights today -> in the first release, whose files are still read and whose names fingerprints are made of
-FIRST_NAMES = {f"{HEAD}residual_shift.": "nearness.bend.", HEAD: "nearness."}
-OTHER_NAMES = {f"{HEAD}bend.": f"{HEAD}residual_shift."}  # names of versions in between -> today
 
 
 def by_modality(modality: Tensor) -> ByModality:
@@ -417,22 +411,6 @@ class Generator(nn.Module):
         """log p(t_k | z, t_<k) of the given codes: (B, M). The loss of Eq. 10 is minus its mean over tokens."""
         log_p = self.code_log_probs(z, codes)
         return torch.stack([lp.gather(1, codes[:, i : i + 1])[:, 0] for i, lp in enumerate(log_p)], dim=1)
-
-
-def current_name(name: str) -> str:
-    """Today's name of a weight, by the one it has in a file of any version."""
-    for today, first in FIRST_NAMES.items():
-        name = name.replace(first, today)
-    for other, today in OTHER_NAMES.items():
-        name = name.replace(other, today)
-    return name
-
-
-def first_name(name: str) -> str:
-    """The name that a weight had in the first version: fingerprints are made of these, and must not change."""
-    for today, first in FIRST_NAMES.items():
-        name = name.replace(today, first)
-    return name
 
 
 def _rename_head(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -6,7 +6,6 @@ own. Never pickle. The encoder is optional: a model converted from published che
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,12 +21,13 @@ from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_model_config
+from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
-from genius.model.generator import HEAD, Generator, current_name, first_name
+from genius.model.generator import Generator
 from genius.model.known_items import Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
+from genius.model.weight_names import SCALES, current_name, model_fingerprint
 from genius.types import Item
 from genius.weight_arrays import tensor_names, unpack
 from genius.weight_digests import check_digests, write_digests
@@ -196,17 +196,10 @@ class Genius(Embedder):
         >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
         True
         """
-        digest = hashlib.sha256(json.dumps(identity(self.config), sort_keys=True).encode())
-        modalities = 1
-        if self.generator.config.head == "codebooks":
-            modalities = self.generator.codebook_head.modalities
-        for name, tensor in sorted((first_name(name), tensor) for name, tensor in self.network.state_dict().items()):
-            digest.update(name.encode())
-            numbers = as_one_number(current_name(name), tensor.detach(), modalities).cpu().contiguous()
-            digest.update(numbers.view(torch.uint8).numpy().tobytes())
+        encoder = None
         if self.encoder is not None:
-            digest.update(self.encoder.fingerprint().encode())
-        return digest.hexdigest()[:32]
+            encoder = self.encoder.fingerprint()
+        return model_fingerprint(self.config, self.network.state_dict(), encoder)
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
         """Write the model folder, which `from_pretrained` reads. Files appear whole or not at all.
@@ -343,8 +336,6 @@ class Genius(Embedder):
 
 # -- weights from before every modality had its own a_l and b_l --------------------------------------------------
 
-SCALES = (f"{HEAD}log_scale", f"{HEAD}norm_weight")
-
 
 def one_for_all(name: str, shape: Sequence[int], wanted: Mapping[str, Tensor]) -> bool:
     """Whether a weight is from before every modality had its own a_l and b_l: one number per level."""
@@ -355,13 +346,3 @@ def for_each_modality(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor
     """Weights of today from such ones: all modalities of a level take its number."""
     old = [name for name, tensor in tensors.items() if one_for_all(name, tensor.shape, wanted)]
     return {**tensors, **{name: tensors[name].repeat_interleave(3) for name in old}}
-
-
-def as_one_number(name: str, tensor: Tensor, modalities: int) -> Tensor:
-    """A weight as it was before that, if modalities do not differ: what fingerprints are made of must not change."""
-    if not name.endswith(SCALES):
-        return tensor
-    by_modality = tensor.view(-1, modalities)
-    if bool((by_modality == by_modality[:, :1]).all()):
-        return by_modality[:, 0]
-    return tensor
