@@ -173,8 +173,8 @@ MUTANTS = (
         ("model/test_quantizer.py::test_a_revived_code_stays_where_it_was_put",),
     ),
     Mutant(
-        "X2", "offsets of invented queries point the other way", "fit/__init__.py",
-        "Offsets(queries[known] - z[rows],", "Offsets(z[rows] - queries[known],",
+        "X2", "offsets of synthetic queries point the other way", "fit/__init__.py",
+        "Offsets(query_z[known] - z[rows],", "Offsets(z[rows] - query_z[known],",
         ("fit/test_offsets.py",),
     ),
     Mutant(

@@ -17,7 +17,7 @@ import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
-from genius.index.reader import PAYLOAD
+from genius.index.reader import HIT_COLUMNS
 from genius.index.repair import repair
 from genius.search import CodeTrie, SearchRequest
 
@@ -104,9 +104,9 @@ def test_hits_of_a_cached_version_are_shown_without_the_table_and_say_what_the_t
     assert shown(first) == found and "_opened" in vars(reader)
     reader.shown = first.live.base.shown
     everyone = first.live.seqs[~first.live.dead]
-    from_cache = reader.rows([*everyone, 5], PAYLOAD)
+    from_cache = reader.rows([*everyone, 5], HIT_COLUMNS)
     reader.shown = None
-    assert from_cache == reader.rows(everyone, PAYLOAD) and len(from_cache) == 31
+    assert from_cache == reader.rows(everyone, HIT_COLUMNS) and len(from_cache) == 31
 
 
 def test_searching_a_cached_index_does_not_load_the_database(tmp_path: Path) -> None:

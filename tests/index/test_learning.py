@@ -139,7 +139,7 @@ def test_a_damaged_or_foreign_file_counts_as_none(filled: Index, model: Genius) 
     filled.learn(queries_near(filled, "item 7", 100))
     plain = [hit.id for hit in filled.search("thing 7", item_bias=False)]
     path = filled.path / LEARNED
-    arrays, about = load_file(path), learned.describe(filled.path)
+    arrays, about = load_file(path), learned.learned_metadata(filled.path)
     for name, value in (("bias_weights", np.full((3, 3), np.nan, np.float32)), ("z", np.zeros((4, 3), np.float16))):
         save_file({**arrays, name: value}, path, about)
         assert [hit.id for hit in Index.open(filled.path, model).search("thing 7")] == plain
