@@ -4,6 +4,8 @@ Run from the root of a clone (`python -m lab`, `python -m lab.accuracy`). Some p
 hostile files of its tests, so those are importable from here.
 """
 
+import datetime
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,3 +20,13 @@ def current_commit() -> str:
     """Short hash of the commit that is checked out: every result names it."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def provenance() -> dict[str, str]:
+    """What every result says of its run: date, commit and device."""
+    import torch
+
+    device = f"CPU, {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    return {"date": datetime.date.today().isoformat(), "commit": current_commit(), "device": device}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import tempfile
 import time
@@ -37,7 +36,7 @@ from genius.train import Trained, train
 from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
 from genius.train.handover import through_heads
 from genius.train.holdout import split
-from lab import current_commit
+from lab import provenance
 
 METHODS = (
     "dense",
@@ -271,12 +270,9 @@ def main() -> None:
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
     config = read_train_config(args.config, changes)
     data = (fashion if args.data == "fashion" else icons)(args.features, args.products)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     about = {
         "data": args.data,
-        "commit": current_commit(),  # lab.facts and lab.report show rows of the default search only with it
-        "date": datetime.date.today().isoformat(),
-        "device": device,
+        **provenance(),  # lab.facts and lab.report show rows of the default search only with its commit
         "changes": changes,
         "config_name": args.config,
     }

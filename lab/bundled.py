@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from genius.train.holdout import split_given
 from genius.train.journal import Journal
 from genius.train.loop import Runtime, make_accelerator, run_stage
 from genius.train.quantizer import QuantizerStage
-from lab import current_commit
+from lab import provenance
 from lab.accuracy import METHODS, Bench, Data
 from lab.icons.vectors import load
 
@@ -80,12 +79,9 @@ def main() -> None:
     args = parser.parse_args()
     parts, config = load(args.icons), read_train_config("builtin:default", CHANGES)
     measured = fit(parts["train"], parts["val"], config, args.output / "measured")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     about = {
         "data": "icons",
-        "device": device,
-        "date": datetime.date.today().isoformat(),
-        "commit": current_commit(),
+        **provenance(),
         "changes": CHANGES,
         "config_name": "builtin:default",
     }

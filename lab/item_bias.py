@@ -2,11 +2,12 @@
 
     python -m lab.item_bias vectors FEATURES TRAINING OUT [--products 6000]   vectors of a training's first two stages
     python -m lab.item_bias foreign ICONS TRAINING OUT [--towers FOLDER]      texts of another benchmark in the same space
-    python -m lab.item_bias measure OUT --output lab/results/above_dense_fashion.json
-    python -m lab.item_bias table                                             tables of docs/engine.md from that JSON
+    python -m lab.item_bias measure OUT TRAINING [OUT TRAINING ...]           several seeds -> lab/results/above_dense_*.json
+    python -m lab.item_bias table                                             tables and the plot of docs/engine.md from that JSON
 
 FEATURES: what `lab.fashion.data.extract` wrote; TRAINING: the folder `training/` of `genius train`. Stages 1 and 2 are enough:
-the default search compares vectors, and the target modality is named by the probe of the query bank. The bank holds held-out
+the default search compares vectors, and the target modality is named by the probe of the query bank. Beam searches are measured
+where there is a decoder, on `BEAM_QUERIES` test queries. The bank holds held-out
 queries first, then training queries, as `genius train` chooses them; weights and temperatures are chosen on validation queries,
 hits are counted on test queries. "unseen": only candidates that no training query shows. Shares are of dense search that is given
 the target modality, over the same candidates.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,9 +31,9 @@ from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import Judged, choose, fitting, part_of, shrink
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
-from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
@@ -41,10 +43,14 @@ from genius.types import Modality
 from genius.weight_files import read_tensors
 from lab import current_commit
 
-SIZES = (100, 500, 2000, 8000)
+BANK_SIZES = (100, 500, 2000, 8000)
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
+BEAM_QUERIES = 1000
+ROUNDS = 15  # of timed searches
+BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
+PLOT = Path("docs/pictures/bank-size.svg")
 UNTRAINED = Path("lab/results/item_bias_fashion.json")  # by an earlier version of this program
 PAGE = Path("docs/engine.md")
 Floats = NDArray[np.float32]
@@ -55,24 +61,43 @@ Hits = dict[str, tuple[float, float]]  # task -> hit@1, hit@5
 # -- vectors -----------------------------------------------------------------------------------------------------
 
 
-def stages(training: Path) -> tuple[Heads, Genius]:
-    """Heads, fusion and quantizer of a training; the decoder is untrained, and no search here uses it."""
+def stages(training: Path) -> tuple[Heads, Genius, bool]:
+    """Heads, and a model of what a training has finished; whether it has a trained decoder."""
     first = read_tensors(training / "encoder.safetensors")
     weights = {name.removeprefix("heads."): tensor for name, tensor in first.items() if name.startswith("heads.")}
     hidden, image_width = weights["image.hidden.weight"].shape
     width, text_width = weights["text.project.weight"].shape
     heads = Heads(image_width, text_width, width, hidden)
     heads.load_state_dict(weights)
+    heads.eval()
     second = read_tensors(training / "quantizer.safetensors")
     levels = [len(second[f"quantizer.codes_{level}"]) for level in range(9)]
     sizes = (levels[0], *(size // 3 for size in levels[1:]))
     fusion = FusionConfig(width, len(second["fusion.project_image.bias"]), len(second["fusion.mix_hidden.bias"]))
     quantizer = QuantizerConfig(width, sizes, encode_sweeps=3, settled=3, modality_codebooks_from=1)
-    generator = GeneratorConfig(width, sizes, 64, 1, 2, 32, 128, normalizer="level", head="codebooks")
+    third = _decoder(training)
+    shape = SIZES["nano"]
+    if third:
+        shape = SIZES[json.loads((training / "config.json").read_text(encoding="utf-8"))["model"]["decoder"]]
+    generator = GeneratorConfig(width, sizes, prefix_tokens=8, normalizer="level", head="codebooks", **shape)
     model = Genius(GeniusConfig(fusion, quantizer, generator))
     model.fusion.load_state_dict(_below(second, "fusion."))
     model.quantizer.load_state_dict(model.quantizer.state_dict() | _below(second, "quantizer."))
-    return heads.eval(), model
+    if third:
+        model.generator.load_state_dict(model.generator.state_dict() | third)
+    model.generator.eval()
+    return heads, model, bool(third)
+
+
+def _decoder(training: Path) -> dict[str, torch.Tensor]:
+    """Weights of stage 3: of a finished one, or the best so far of one that was stopped; empty: it was not trained."""
+    finished = training / "generator.safetensors"
+    if finished.exists():
+        return _below(read_tensors(finished), "generator.")
+    checkpoints = sorted(training.glob("generator/step-*/weights.safetensors"))
+    if not checkpoints:
+        return {}
+    return _below(read_tensors(checkpoints[-1]), "best.generator.")
 
 
 def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -85,7 +110,7 @@ def write_vectors(features: Path, training: Path, out: Path, products: int | Non
 
     config = json.loads((training / "config.json").read_text(encoding="utf-8"))
     data = fashion(features, products)
-    heads, model = stages(training)
+    heads, model, _ = stages(training)
     parts = split(data.train, config["held_out"], config["seed"])
     named = {"learn": parts.train, "held-out": parts.offsets, "validation": parts.validation, "test": data.test}
     out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +135,7 @@ def write_foreign(icons: Path, training: Path, out: Path, towers: Path | None) -
     from genius.types import Query, instruction_for, query_text
     from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 
-    heads, model = stages(training)
+    heads, model, _ = stages(training)
     texts: list[str] = []
     targets: list[int] = []
     for entry in open_collection(f"mbeir:{icons}", split="test", seed=0).queries():
@@ -171,7 +196,9 @@ class Bench:
         self.unseen = np.ones(len(self.items), bool)
         self.unseen[np.array(seen)] = False
         self.random = np.random.default_rng(seed)
-        self.judged = Judged(self.validation.z, self.validation.modality, self.validation.target, self.validation.positives)
+        self.judged = JudgedQueries(
+            self.validation.z, self.validation.modality, self.validation.target, self.validation.positives
+        )
 
     def bank(self, per_task: int) -> QueryBank:
         """At most so many queries of each task: held-out ones first."""
@@ -201,25 +228,23 @@ class Bench:
         self, engine: SearchEngine, rows: Ints, params: SearchParams, given: bool, only: NDArray[np.bool_] | None = None
     ) -> Hits:
         """hit@1 and hit@5 of every task, over all test queries or only some."""
-        counted = np.ones(len(self.test.z), bool)
+        asked = np.arange(len(self.test.z))
         if only is not None:
-            counted = only
+            asked = np.flatnonzero(only)
         found = []
-        for first in range(0, len(self.test.z), 256):
-            part = slice(first, first + 256)
+        for first in range(0, len(asked), 256):
+            part = asked[first : first + 256]
             target = None
             if given:
                 target = self.test.target[part]
             result = engine.search(self.test.z[part], k=5, params=params, target=target, modality=self.test.modality[part])
             found.append(np.where(result.rows >= 0, rows[result.rows], -1))
         top = np.concatenate(found)
-        positives = map(set, self.test.positives)
-        right = np.array([[row in own for row in line] for line, own in zip(top.tolist(), positives, strict=True)])
+        right = np.array([[row in self.test.positives[query] for row in line] for line, query in zip(top, asked, strict=True)])
         out = {}
-        for task in sorted(set(self.test.tasks.tolist())):
-            own = right[(self.test.tasks == task) & counted]
-            if not len(own):
-                continue
+        tasks = self.test.tasks[asked]
+        for task in sorted(set(tasks.tolist())):
+            own = right[tasks == task]
             out[task] = (round(float(own[:, 0].mean()), 4), round(float(own.any(1).mean()), 4))
         return out
 
@@ -235,19 +260,24 @@ class Lines:
     def add(self, search: str, target: str, hits: Hits, **more: Any) -> None:
         shares = {task: hits[task][1] / max(self.reference[task][1], 1e-9) for task in hits}
         line = {"search": search, "target": target, **self.about, **more, "hit": hits}
+        line["share"] = {task: round(share, 4) for task, share in shares.items()}
         line |= {"mean": round(float(np.mean([*shares.values()])), 4), "worst": round(min(shares.values()), 4)}
         self.lines.append(line)
         print(json.dumps(line), flush=True)
 
 
-def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
+def measure(folder: Path, training: Path) -> dict[str, Any]:
+    """Everything for one seed: of the training, and of what is drawn here."""
+    seed = json.loads((folder / "about.json").read_text(encoding="utf-8"))["seed"]
     bench = Bench(folder, seed)
-    _, model = stages(training)
+    _, model, decodes = stages(training)
+    if decodes and not (training / "generator.safetensors").exists():
+        bench.about["decoder"] = f"the best until {max(path.name for path in training.glob('generator/step-*'))}"
     kept = bench.bank(BANK // 5)
     start = time.process_time()
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
     cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1)}
-    numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
+    numbers: dict[str, Any] = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     lines: list[dict[str, Any]] = []
     flat = SearchParams(plan="flat")
     for candidates in ("unseen", "all"):
@@ -259,14 +289,20 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
 
         add = Lines(lines, reference, candidates, len(rows)).add
         add("dense, target given", "given", reference)
-        cost |= {f"search_{candidates}": search_cost(bench, engine, rows)}
+        assert engine.item_bias is not None
+        cost |= {"bytes_per_item": engine.item_bias.bytes_per_item}
+        if candidates == "all":
+            cost |= search_cost(bench, engine)
         for given, target in ((False, "unknown"), (True, "given")):
             add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
             add("default, with bias", target, bench.hits(engine, rows, flat, given))
             codes = replace(flat, reranker="codes")
             add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
             add("codes, with bias", target, bench.hits(engine, rows, codes, given))
-        for size in SIZES:
+        if decodes and candidates == "unseen":
+            numbers["beam_scales"] = beam_scales(bench, kept, chosen, model)
+            beam_lines(bench, engine, rows, lines, seed)
+        for size in BANK_SIZES:
             bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
             learned = bench.engine(kept, bank, model, rows)
             more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
@@ -283,7 +319,7 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
             own_lines.add(f"default, with bias, {share:.0%} of items added later", "unknown", found, queries=int(only.sum()))
         if bench.foreign is not None:
             fits = fitting(bench.foreign, kept, bench.items, bench.modality)
-            for name, bank in (("filtered", part_of(bench.foreign, fits)), ("not filtered", bench.foreign)):
+            for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
                 bank = shrink(bank, bench.items[rows], bench.modality[rows])
                 more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
                 hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
@@ -297,27 +333,76 @@ def measure(folder: Path, training: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def costs(folder: Path, training: Path, seed: int) -> dict[str, Any]:
-    """`search_cost` of both sets of candidates."""
-    bench = Bench(folder, seed)
-    _, model = stages(training)
-    kept = bench.bank(BANK // 5)
-    chosen = choose(kept, bench.judged, bench.items, bench.modality)
-    out: dict[str, Any] = {"commit": current_commit()}
-    for name, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", np.arange(len(bench.items)))):
-        out[f"search_{name}"] = search_cost(bench, bench.engine(kept, chosen, model, rows), rows)
+def beam_lines(bench: Bench, engine: SearchEngine, rows: Ints, lines: list[dict[str, Any]], seed: int) -> None:
+    """GENIUS and GENIUS^R, as in the paper and with the item bias, on some test queries."""
+    only = np.zeros(len(bench.test.z), bool)
+    only[np.random.default_rng(seed).permutation(len(only))[:BEAM_QUERIES]] = True
+    plain = SearchParams(plan="flat", item_bias=False)
+    own_lines = Lines(lines, bench.hits(engine, rows, plain, True, only), "unseen", len(rows))
+    named = {"GENIUS, 50 beams": SearchParams(plan="beam", reranker="none"), "GENIUS^R, 50 beams": SearchParams(plan="beam")}
+    for name, params in named.items():
+        for bias, text in ((False, "no bias"), (True, "with bias")):
+            hits = bench.hits(engine, rows, replace(params, item_bias=bias), False, only)
+            own_lines.add(f"{name}, {text}", "unknown", hits, queries=int(only.sum()))
+
+
+def beam_scales(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -> dict[str, float]:
+    """Mean reciprocal rank (of ten) of validation queries by how strongly the bias is taken off log-probabilities."""
+    part = bench.validation
+    rows = part_of_pool(len(bench.items), part.positives, 0.12)
+    engine = bench.engine(bank, biased, model, rows)
+    params = SearchParams(plan="beam", reranker="none", item_bias=False)
+    found = engine.search(part.z, k=50, params=params, modality=part.modality)
+    assert engine.item_bias is not None
+    bias = engine.item_bias.take(part.modality, found.rows)
+    positive = np.array([[row in own for row in line] for line, own in zip(rows[found.rows], part.positives, strict=True)])
+    positive &= found.rows >= 0
+    out = {}
+    for scale in BEAM_SCALES:
+        order = np.argsort(-(found.scores - scale / len(model.config.quantizer.level_sizes) * bias), axis=1, kind="stable")
+        ranked = np.take_along_axis(positive, order[:, :10], 1)
+        out[str(scale)] = round(float((ranked / np.arange(1, 11)).max(1).mean()), 4)
     return out
 
 
-def search_cost(bench: Bench, engine: SearchEngine, rows: Ints) -> dict[str, float]:
-    """Processor milliseconds per query with and without the bias, the best of five rounds that take turns."""
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
-    for _ in range(5):
-        for name, biased in (("with", True), ("without", False)):
-            start = time.process_time()
-            bench.hits(engine, rows, SearchParams(plan="flat", item_bias=biased), False)
-            seconds[name].append(time.process_time() - start)
-    return {name: round(1000 * min(values) / len(bench.test.z), 4) for name, values in seconds.items()}
+def search_cost(bench: Bench, engine: SearchEngine) -> dict[str, dict[str, float]]:
+    """Processor milliseconds per query with and without the bias, which take turns: of each batch the best of `ROUNDS`."""
+    out = {}
+    ways = (("flat, batches of 256", "flat", 256, 2), ("flat, one query", "flat", 1, 200), ("scan, one query", "scan", 1, 200))
+    for name, plan, batch, count in ways:
+        seconds = np.full((2, count, ROUNDS), np.inf)
+        for turn in range(ROUNDS):
+            for number in range(count):
+                part = slice(number * batch, (number + 1) * batch)
+                for biased in ((0, 1), (1, 0))[turn % 2]:
+                    params = SearchParams(plan=plan, item_bias=bool(biased))
+                    start = time.process_time_ns()
+                    engine.search(bench.test.z[part], k=10, params=params, modality=bench.test.modality[part])
+                    seconds[biased, number, turn] = (time.process_time_ns() - start) / 1e6
+        best = seconds.min(2).sum(1) / (count * batch)
+        out[name] = {"with": round(float(best[1]), 4), "without": round(float(best[0]), 4)}
+    return out
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every line over all seeds that have it: shares of each task averaged over seeds, their mean and the worst of them."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        for line in run["lines"]:
+            found.setdefault((line["candidates"], line["search"], line["target"]), []).append(line)
+    out = []
+    for (candidates, search, target), lines in found.items():
+        tasks = list(lines[0]["hit"])
+        share = {
+            task: round(float(np.mean([line["share"][task] for line in lines if task in line["share"]])), 4) for task in tasks
+        }
+        hit = {task: round(float(np.mean([line["hit"][task][1] for line in lines if task in line["hit"]])), 4) for task in tasks}
+        body = {"candidates": candidates, "search": search, "target": target, "seeds": len(lines), "share": share, "hit@5": hit}
+        body["mean"] = round(float(np.mean([*share.values()])), 4)
+        body["worst"] = min(share.values())
+        body["by_seed"] = [[line["mean"], line["worst"]] for line in lines]
+        out.append(body)
+    return out
 
 
 def _listed(numbers: Any) -> list[list[float]]:
@@ -443,33 +528,91 @@ def _with_background(lists: ResultLists, background: Floats) -> NDArray[np.float
 
 def tables(body: dict[str, Any]) -> str:
     """Markdown of the measured lines."""
-    tasks = list(body["lines"][0]["hit"])
+    lines = body["summary"]
+    runs = body["runs"]
+    tasks = list(lines[0]["hit@5"])
     steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
-        f"hit@5 in percent on {body['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {steps}),\n**one seed**, {body['test_queries']:,} test queries; "
-        f'{body["device"]}, one thread, {body["date"]}.\n"Added later": to the index, after biases were computed; fusion and '
-        f"codes were fitted with them.\nShares are of dense search that is given the target, mean / worst task.",
+        f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
+        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {body['test_queries']:,} test "
+        f"queries; {body['device']}, one thread, {body['date']}.\n"
+        f'"Added later": to the index, after biases were computed; fusion and codes were fitted with them.\n'
+        f"Beams: a `{body['changes']['model.decoder']}` decoder, {runs[0]['training'].get('decoder', 'trained to its end')}; "
+        f"{BEAM_QUERIES:,} queries.\n"
+        f"Shares are of dense search that is given the target over the same candidates: tasks averaged over seeds, their mean /\n"
+        f"the worst task.",
     ]
     for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
-        own = [line for line in body["lines"] if line["candidates"] == candidates]
-        out += ["", f"{title} ({own[0]['items']:,}):", "", "| search | target | share | " + " | ".join(tasks) + " |"]
-        out.append("|---|---|---|" + "---:|" * len(tasks))
+        own = [line for line in lines if line["candidates"] == candidates]
+        items = runs[0]["lines"][0]["items"]
+        if candidates == "all":
+            items = runs[0]["training"]["products"] * 3
+        out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
+        out.append("|---|---|---:|---|" + "---:|" * len(tasks))
         for line in own:
-            hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" if task in line["hit"] else "-" for task in tasks)
-            out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
-    out += ["", "Does the collection hold an answer? (each test query with and without its positives)", ""]
-    out += ["| signal | AUROC | hopeless queries that return nothing, where 95 % of answers are kept |", "|---|---:|---:|"]
-    for name, values in body["existence"]["signals"].items():
-        out.append(f"| {name} | {values['auroc']:.2f} | {100 * values['hopeless_rejected_at_95_kept']:.0f} % |")
-    shown = []
-    for name, cost in (("unseen", body["cost"]["search_unseen"]), ("all", body["cost"]["search_all"])):
-        shown.append(f"{cost['with']:.3f} against {cost['without']:.3f} ms ({name})")
+            hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" if task in line["hit@5"] else "-" for task in tasks)
+            shares = f"{line['mean']:.3f} / {line['worst']:.3f}"
+            out.append(f"| {line['search']} | {line['target']} | {line['seeds']} | {shares} | {hits} |")
+    out += ["", "![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)"]
+    out += ["", "Does the collection hold an answer? (each test query with and without its positives; means over seeds)", ""]
+    out += ["| signal | unseen candidates | all candidates |", "|---|---:|---:|"]
+    for name in runs[0]["existence"]["unseen"]["signals"]:
+        cells = []
+        for candidates in ("unseen", "all"):
+            signals = [run["existence"][candidates]["signals"][name] for run in runs]
+            rejected = np.mean([signal["hopeless_rejected_at_95_kept"] for signal in signals])
+            cells.append(f"{np.mean([signal['auroc'] for signal in signals]):.3f} ({100 * rejected:.0f} %)")
+        out.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    out += ["", "AUROC, and in brackets the share of hopeless queries that return nothing where 95 % of answers are kept."]
+    cost = runs[0]["cost"]
+    shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
     out += [
         "",
-        "Processor time per query of exhaustive search in batches of 256, with and without the bias:\n" + "; ".join(shown) + ".",
+        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item:",
+        "",
     ]
+    out += ["| search, all candidates | without | with |", "|---|---:|---:|", *shown]
     return "\n".join(out)
+
+
+def plot(body: dict[str, Any]) -> str:
+    """SVG: mean share of search without a bias, by the number of queries per task that an index learned from."""
+    curves = {}
+    for candidates in ("unseen", "all"):
+        own = {
+            line["search"]: line for line in body["summary"] if line["candidates"] == candidates and line["target"] == "unknown"
+        }
+        base = own["default, no bias"]["mean"]
+        points = [(size, own[f"learned from {size:,} queries per task, no labels"]["mean"] / base) for size in BANK_SIZES]
+        curves[candidates] = points
+    top = max(share for points in curves.values() for _, share in points)
+    low = min(0.99, *(share for points in curves.values() for _, share in points))
+
+    def place(size: int, share: float) -> tuple[float, float]:
+        across = (np.log(size) - np.log(BANK_SIZES[0])) / (np.log(BANK_SIZES[-1]) - np.log(BANK_SIZES[0]))
+        return 70 + 440 * float(across), 210 - 170 * (share - low) / (top - low)
+
+    out = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 260" font-family="sans-serif" font-size="13" fill="#1d1b26">'
+    ]
+    out.append('<rect width="620" height="260" fill="#ffffff"/>')
+    for share in np.arange(np.ceil(low * 100) / 100, top + 1e-9, 0.02):
+        _, y = place(BANK_SIZES[0], float(share))
+        out.append(
+            f'<path d="M70 {y:.1f}H510" stroke="#dddddd"/><text x="62" y="{y + 4:.1f}" text-anchor="end">{share:.2f}</text>'
+        )
+    for size in BANK_SIZES:
+        x, _ = place(size, low)
+        out.append(f'<text x="{x:.1f}" y="230" text-anchor="middle">{size:,}</text>')
+    out.append('<text x="290" y="250" text-anchor="middle">queries per task, no labels</text>')
+    out.append('<text x="70" y="20">hit@5 as a share of search without a bias, mean over tasks and seeds</text>')
+    for (candidates, points), colour in zip(curves.items(), ("#2654d6", "#d62828"), strict=True):
+        places = [place(*point) for point in points]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.500" fill="{colour}"/>' for x, y in places]
+        out.append(f'<text x="518" y="{places[-1][1] + 4:.1f}" fill="{colour}">{candidates}</text>')
+    return "\n".join([*out, "</svg>\n"])
 
 
 BEGIN = "<!-- made by python -m lab.item_bias table -->"
@@ -479,7 +622,7 @@ END = "<!-- end -->"
 def untrained_table(body: dict[str, Any]) -> str:
     """hit@5 by the size of the bank, of vectors without a trained fusion (`lab/results/item_bias_fashion.json`)."""
     lines = [line for line in body["lines"] if line["candidates"] == "unseen"]
-    sizes = sorted({line["bank"] for line in lines if line["bank"] in (0, *SIZES)})
+    sizes = sorted({line["bank"] for line in lines if line["bank"] in (0, *BANK_SIZES)})
     out = [
         f"Without a trained fusion (canonical correlations of the same frozen towers; 72,000 items, {body['date']}, commit "
         f"{body['commit']}), target given,\nunseen candidates, w = n / (n + 500), by the number of queries:",
@@ -497,7 +640,9 @@ def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
     _, _, after = after.partition(END)
-    made = tables(json.loads(RESULT.read_text(encoding="utf-8")))
+    body = json.loads(RESULT.read_text(encoding="utf-8"))
+    made = tables(body)
+    PLOT.write_text(plot(body), encoding="utf-8")
     made += "\n\n" + untrained_table(json.loads(UNTRAINED.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
 
@@ -516,11 +661,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.add_argument("out", type=Path)
     vectors.add_argument("--products", type=int)
     foreign.add_argument("--towers", type=Path)
-    measured.add_argument("out", type=Path)
-    measured.add_argument("training", type=Path)
+    measured.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
     measured.add_argument("--output", type=Path, default=RESULT)
-    measured.add_argument("--seed", type=int, default=0)
-    measured.add_argument("--cost", action="store_true", help="measure only what searches cost, again, into the same JSON")
     args = parser.parse_args(arguments)
     if args.command == "vectors":
         write_vectors(args.features, args.training, args.out, args.products)
@@ -528,27 +670,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_foreign(args.icons, args.training, args.out, args.towers)
     elif args.command == "table":
         write_table()
-    elif args.cost:
-        body = json.loads(args.output.read_text(encoding="utf-8"))
-        body["cost"] |= costs(args.out, args.training, args.seed)
-        args.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     else:
-        commit = current_commit()
-        found = measure(args.out, args.training, args.seed)
-        config = found["training"].pop("config")
-        changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
-        body = {
-            "command": "python -m lab.item_bias measure",
-            "commit": commit,
-            "date": datetime.date.today().isoformat(),
-            "seed": args.seed,
-            "device": "CPU",
-            "threads": torch.get_num_threads(),
-            "test_queries": found["existence"]["queries"],
-            "changes": changes,
-            **found,
-        }
-        args.output.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        write_measured(args.runs, args.output)
+
+
+def write_measured(paths: Sequence[Path], output: Path) -> None:
+    commit = current_commit()
+    runs = [measure(out, training) for out, training in zip(paths[0::2], paths[1::2], strict=True)]
+    config: dict[str, Any] = {}
+    for run in runs:
+        config = run["training"].pop("config")
+    body = {
+        "command": "python -m lab.item_bias measure",
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+        "seeds": [run["training"]["seed"] for run in runs],
+        "device": "CPU",
+        "threads": torch.get_num_threads(),
+        "test_queries": runs[0]["existence"]["all"]["queries"],
+        "changes": {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
+        | {"model.decoder": config["model"]["decoder"]},
+        "summary": summary(runs),
+        "runs": runs,
+    }
+    text = json.dumps(body, indent=1)
+    text = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)  # innermost ones on one line
+    output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

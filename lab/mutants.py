@@ -77,7 +77,7 @@ OLD = (
     ),
     Mutant(
         "M7", "a modality's dead codes are revived from other modalities", "model/quantizer.py",
-        "own = candidates[gather(codes[:, 0]) == modality]", "own = candidates",
+        "modality_candidates = candidates[gather(codes[:, 0]) == modality]", "modality_candidates = candidates",
         ("model/test_own_codebooks.py::test_dead_codes_are_revived_from_their_own_modality",),
     ),
     Mutant(
@@ -197,8 +197,8 @@ REVIEW = (
         ("model/test_quantizer.py::test_a_revived_code_stays_where_it_was_put",),
     ),
     Mutant(
-        "X2", "offsets of invented queries point the other way", "fit/__init__.py",
-        "Offsets(queries[known] - z[rows],", "Offsets(z[rows] - queries[known],",
+        "X2", "offsets of synthetic queries point the other way", "fit/__init__.py",
+        "Offsets(query_z[known] - z[rows],", "Offsets(z[rows] - query_z[known],",
         ("fit/test_offsets.py",),
     ),
     Mutant(
@@ -245,7 +245,7 @@ REVIEW = (
     Mutant(
         "B1", "ids of a cached base are not found", "index/cache.py",
         'high = np.searchsorted(self.hashes, key, "right")', 'high = np.searchsorted(self.hashes, key, "left")',
-        ("index/test_index_versions.py::test_a_cache_is_used_and_brought_up_to_date",),
+        ("index/test_index_cache.py::test_rows_of_a_base_are_in_the_order_of_writing",),
     ),
     Mutant(
         "B2", "a cache of another index or model is believed", "index/cache.py",
@@ -581,7 +581,7 @@ OWN = (
     ),
     Mutant(
         "P40", "the metric is of the queries that consist of a modality, not of those that want it", "model/query_bank.py",
-        "own = self.z[self.target == target]", "own = self.z[self.modality == target]",
+        "target_queries = self.z[self.target == target]", "target_queries = self.z[self.modality == target]",
         ("model/test_query_bank.py",),
     ),
     Mutant(
@@ -591,8 +591,8 @@ OWN = (
     ),
     Mutant(
         "P42", "queries are judged with the bias of their own half", "model/bias_choice.py",
-        "folds = [(part_of(bank, ~half), judged.take(even)), (part_of(bank, half), judged.take(odd))]",
-        "folds = [(part_of(bank, half), judged.take(even)), (part_of(bank, ~half), judged.take(odd))]",
+        "folds = [(bank_subset(bank, ~half), judged.take(even)), (bank_subset(bank, half), judged.take(odd_places))]",
+        "folds = [(bank_subset(bank, half), judged.take(even)), (bank_subset(bank, ~half), judged.take(odd_places))]",
         ("model/test_bias_choice.py::test_a_query_is_judged_by_the_other_half",),
     ),
     Mutant(

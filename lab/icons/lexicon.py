@@ -27,52 +27,11 @@ _CONCRETE = {
 }  # animal artifact body food place object person phenomenon plant substance
 _POS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 _B64 = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
-_STOP = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "for",
-        "from",
-        "has",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "of",
-        "on",
-        "or",
-        "one",
-        "some",
-        "that",
-        "the",
-        "their",
-        "to",
-        "used",
-        "usually",
-        "which",
-        "who",
-        "with",
-        "without",
-        "not",
-        "than",
-        "especially",
-        "etc",
-        "more",
-        "other",
-        "such",
-        "having",
-        "being",
-        "made",
-    ]
-)
+_STOP = frozenset([
+    "a", "an", "and", "any", "are", "as", "at", "be", "by", "for", "from", "has", "in", "into", "is", "it", "its", "of",
+    "on", "or", "one", "some", "that", "the", "their", "to", "used", "usually", "which", "who", "with", "without",
+    "not", "than", "especially", "etc", "more", "other", "such", "having", "being", "made",
+])  # fmt: skip
 
 
 @dataclass(slots=True)

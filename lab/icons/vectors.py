@@ -39,10 +39,21 @@ def unpacked(file: Path) -> Tensor:
         return torch.from_numpy(arrays["rows"].astype(np.float32) * arrays["scale"].astype(np.float32))
 
 
-def extract(icons: Path, output: Path, uri: str) -> None:
+def extract(icons: Path, output: Path, uri: str, items: int | None = None, per_task: int | None = None) -> None:
+    """Encode a benchmark.
+
+    Args:
+        icons: What `python -m lab icons` built.
+        output: Folder of the arrays.
+        uri: The encoder.
+        items: Only so many candidates, drawn at random with seed 0, and the queries that they answer; None: all.
+        per_task: At most so many queries of each task and split; None: `A_TASK` for training, all others.
+    """
     encoder = load_encoder(uri)
     collections = {split: open_collection(f"mbeir:{icons}", split=split, seed=0) for split in SPLITS}
     pool = list(collections["test"].pool())
+    if items is not None:
+        pool = random.Random(0).sample(pool, min(items, len(pool)))
     place = {item.id: row for row, item in enumerate(pool)}
     images: dict[str, int] = {}
     texts: dict[str, int] = {}
@@ -58,14 +69,18 @@ def extract(icons: Path, output: Path, uri: str) -> None:
     for split, collection in collections.items():
         by_task: dict[int, list[Any]] = {}
         for question in collection.queries():
-            by_task.setdefault(question.task, []).append(question)
+            if any(positive in place for positive in question.positives):
+                by_task.setdefault(question.task, []).append(question)
         draw = random.Random(0)
-        if split == "train":
-            by_task = {task: draw.sample(rows, min(len(rows), A_TASK)) for task, rows in by_task.items()}
+        most = per_task
+        if most is None and split == "train":
+            most = A_TASK
+        if most is not None:
+            by_task = {task: draw.sample(rows, min(len(rows), most)) for task, rows in by_task.items()}
         questions = [question for task in sorted(by_task) for question in by_task[task]]
         arrays[f"{split}_image"] = [at(images, q.query.image) for q in questions]
         arrays[f"{split}_text"] = [at(texts, query_text(q.query)) for q in questions]
-        arrays[f"{split}_pairs"] = [(i, place[p]) for i, q in enumerate(questions) for p in q.positives]
+        arrays[f"{split}_pairs"] = [(i, place[p]) for i, q in enumerate(questions) for p in q.positives if p in place]
         arrays[f"{split}_task"] = [q.task for q in questions]
         names |= {number: task.direction for number, task in enumerate(collection.tasks)}
     output.mkdir(parents=True, exist_ok=True)
@@ -115,8 +130,10 @@ def main() -> None:
     parser.add_argument("icons", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--encoder", default="bundled:mini")
+    parser.add_argument("--items", type=int, help="only so many candidates, at random, and the queries that they answer")
+    parser.add_argument("--per-task", type=int, help="most queries of each task and split")
     args = parser.parse_args()
-    extract(args.icons, args.output, args.encoder)
+    extract(args.icons, args.output, args.encoder, args.items, args.per_task)
 
 
 if __name__ == "__main__":

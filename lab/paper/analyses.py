@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.evaluate.report import table
+from genius.evaluate.report import markdown_table
 from genius.model.genius import Genius
 from genius.pictures import loaded
 from genius.train.config import TrainConfig, with_steps
@@ -101,7 +101,7 @@ def embedding_map(name: str, title: str, models: Mapping[str, Genius], data: Fea
     header = ["", "cosine with its own answer", "with any other", "its own is the nearest"]
     rows = [[r["row"], f"{r['own']:.3f}", f"{r['others']:.3f}", f"{100 * r['nearest']:.1f} %"] for r in results]
     about = {"queries": results[0]["questions"], "candidates": len(data.pool)}
-    return Table(name, title, table(header, rows), about, results, {f"{name}.png": png(figure)})
+    return Table(name, title, markdown_table(header, rows), about, results, {f"{name}.png": png(figure)})
 
 
 # -- Figure 3, supplement, Figures 2 to 4 --------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def code_cards(
             results.append({"codes": written, "counts": counts, "telling": word, "items": chosen})
             pictures[f"{name}-{len(results)}.png"] = _card(written, chosen, counts, items)
     header = ["codes", *(f"{kind.label}s" for kind in Modality), "the word that tells them apart", "in its texts", "in all texts"]
-    body = table(header, [[r["codes"], *map(str, r["counts"].values()), *_told(r["telling"])] for r in results])
+    body = markdown_table(header, [[r["codes"], *map(str, r["counts"].values()), *_told(r["telling"])] for r in results])
     if model.config.quantizer.modality_codebooks_from:
         body += "\n\nEvery kind has codebooks of its own in this model, so the same code in two kinds says nothing: "
         body += "`builtin:paper` shares them."
@@ -263,7 +263,7 @@ def training_time(name: str, title: str, config: TrainConfig, data: FeatureSet, 
         [r["stage"], f"{r['ms_a_step']:.1f}", f"{r['questions_a_second']:,.0f}", f"{r['steps']:,}", f"{r['hours']:.3f}",
          f"{r['hours_for_1.1_million']:.1f}", f"{B2[r['stage']]:g}"] for r in results
     ]  # fmt: skip
-    body = table(header, rows)
+    body = markdown_table(header, rows)
     body += f"\n\nThe encoder (the paper: {B2['encoder']:g} hours) is trained before and is not in it. For GRACE the paper gives "
     body += "24 hours for 0.1 million samples."
     about = {"queries": visits, "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}

@@ -15,13 +15,11 @@ that they have in common, heads and stages 2 are trained once: rows that differ 
 from __future__ import annotations
 
 import argparse
-import datetime
 import fcntl
 import hashlib
 import json
 import math
 import multiprocessing
-import os
 import queue
 import tempfile
 import time
@@ -48,7 +46,7 @@ from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
 from genius.train.prepare import count_steps
 from genius.train.quantizer import QuantizerStage
-from lab import current_commit
+from lab import provenance
 from lab.accuracy import fashion, icons, without
 from lab.paper.fair_results import Results
 from lab.paper.fair_rows import BASE, Row, before_stage_3, grouped, pool_of, rows_of
@@ -320,9 +318,7 @@ def main() -> None:
     wanted = [name.strip() for name in args.rows.split(";") if name.strip()]
     asked = [row for row in rows if not wanted or row.name in wanted]
     about = {
-        "date": datetime.date.today().isoformat(),
-        "commit": current_commit(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
+        **provenance(),
         "settings": {"data": args.data, "products": args.products, "base": "builtin:paper", "same": {**SAME, **overrides}},
     }
     results = Results(args.output, about, rows)

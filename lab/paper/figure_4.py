@@ -20,7 +20,7 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import encode_queries
 from genius.evaluate import EvalConfig, Evaluation, evaluate
 from genius.evaluate.generative import BeamMethod, Decodings
-from genius.evaluate.report import method_title, table
+from genius.evaluate.report import markdown_table, method_title
 from genius.model.genius import Genius
 from genius.types import Query
 from lab.paper import printed as paper
@@ -123,7 +123,7 @@ def _tables(sizes: list[int], results: list[dict[str, Any]], encoder: dict[str, 
             printed = paper.FIGURE_4.get(method)
             cells = [f"{rates[size]:,.1f}" for size in sizes]
             rows.append([method_title(method), *cells, f"{printed:g}" if printed else "–"])
-        blocks.append(table([title, *(f"{size:,}" for size in sizes), "paper, RTX 3090"], rows))
+        blocks.append(markdown_table([title, *(f"{size:,}" for size in sizes), "paper, RTX 3090"], rows))
     if encoder:
         each = ", ".join(f"{1000 * own:.1f} ms for {kind}" for kind, own in encoder.items())
         blocks.append(f"The encoder takes {each} a question, {BATCH} at once.")

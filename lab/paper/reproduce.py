@@ -20,7 +20,7 @@ from genius.data.mbeir import DIRECTIONS, ROWS
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, Evaluation, evaluate, tasks_of
 from genius.evaluate.methods import code_bits
-from genius.evaluate.report import average_cell, main_cell, method_title, table
+from genius.evaluate.report import average_cell, main_cell, markdown_table, method_title
 from genius.evaluate.sources import features_folder, load_features, other_encoders
 from genius.model.config import SIZES
 from genius.model.genius import Genius
@@ -187,7 +187,7 @@ def _single(
         rows.append([task.title, *(main_cell(result, mark=False) for pair in pairs for result in pair)])
         results += [{**asdict(single), "method": f"{single.method}, single task"} for single, _ in pairs]
     header = ["Task", *(f"{method_title(m)}, {how}" for m in methods for how in ("single task", "all tasks"))]
-    return table(header, rows), results
+    return markdown_table(header, rows), results
 
 
 # -- several models ------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _ablation_body(name: str, experiment: Experiment, found: dict[str, Evaluatio
             cells = [main_cell(evaluation.find(task.key, method, pool), mark=False) for task in tasks]
             theirs = [paper.printed_number(printed[row][task.key]) for task in tasks] if row in printed else []
             rows.append([row, *cells, average_cell(evaluation, method, pool), *theirs])
-        blocks.append(table(header, rows))
+        blocks.append(markdown_table(header, rows))
     if _about_other_data(next(iter(found.values())), printed):
         blocks.append(OTHER_DATA)
     return "\n\n".join(blocks)
@@ -332,7 +332,7 @@ def _text_to_image(
             rows.append([method_title(method), *(main_cell(replace(result, main=f"hit@{k}"), mark=False) for k in (1, 5, 10))])
         printed = known.get(task.key.partition("_")[0].replace("mscoco", "coco"), {})
         rows += [[f"{method_title(who)} (paper)", *map(paper.printed_number, values)] for who, values in printed.items()]
-        blocks.append(table(header, rows))
+        blocks.append(markdown_table(header, rows))
     return Table(name, experiment.title, "\n\n".join(blocks), evaluation.about, evaluation.to_json()["results"])
 
 
@@ -356,7 +356,7 @@ def _storage(name: str, experiment: Experiment, request: Request) -> Table:
             results.append({"what": "trie", "bytes": trie.nbytes / len(data.pool), "items": len(data.pool)})
             rows.append([f"the trie as built, {len(data.pool):,} items", f"{trie.nbytes / len(data.pool):,.2f}"])
             about["candidates"] = len(data.pool)
-    return Table(name, experiment.title, table(["One item", "bytes"], rows), about, results)
+    return Table(name, experiment.title, markdown_table(["One item", "bytes"], rows), about, results)
 
 
 def _speed(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.evaluate import Evaluation
-from genius.evaluate.report import main_rows, method_title, table
+from genius.evaluate.report import main_rows, markdown_table, method_title
 from lab import current_commit
 from lab.paper.printed import Row, printed_number
 
@@ -84,4 +84,4 @@ def beside_printed(evaluation: Evaluation, pool: str, printed: Mapping[str, Row]
             marked = " (misprint)" if (name, key) in misprints else ""
             row.append(printed_number(theirs[key]) + marked if key in theirs else "–")
         rows[-1].append(f"{sum(known) / len(known):.1f}" if len(known) == len(keys) else "–")
-    return table(header, rows)
+    return markdown_table(header, rows)

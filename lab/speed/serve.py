@@ -38,27 +38,9 @@ LAUNCHER = (
     "from genius.cli import main; main()"
 )
 WORDS = [
-    "red",
-    "blue",
-    "green",
-    "small",
-    "large",
-    "old",
-    "new",
-    "round",
-    "square",
-    "bright",
-    "dark",
-    "car",
-    "tree",
-    "house",
-    "boat",
-    "chair",
-    "lamp",
-    "cloud",
-    "river",
-    "stone",
-]
+    "red", "blue", "green", "small", "large", "old", "new", "round", "square", "bright", "dark", "car", "tree", "house",
+    "boat", "chair", "lamp", "cloud", "river", "stone",
+]  # fmt: skip
 
 
 def build(folder: Path, items: int, model: str) -> tuple[Path, str]:

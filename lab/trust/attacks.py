@@ -39,44 +39,13 @@ POST = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicatio
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WORDS = [
-    "red",
-    "blue",
-    "green",
-    "small",
-    "large",
-    "old",
-    "new",
-    "bright",
-    "dark",
-    "round",
-    "square",
-    "wooden",
-    "paper",
-    "metal",
-    "glass",
-]
+    "red", "blue", "green", "small", "large", "old", "new", "bright", "dark", "round", "square", "wooden", "paper",
+    "metal", "glass",
+]  # fmt: skip
 THINGS = [
-    "car",
-    "boat",
-    "house",
-    "tree",
-    "cat",
-    "dog",
-    "bird",
-    "chair",
-    "table",
-    "lamp",
-    "phone",
-    "book",
-    "cup",
-    "shoe",
-    "bag",
-    "river",
-    "road",
-    "bridge",
-    "train",
-    "cloud",
-]
+    "car", "boat", "house", "tree", "cat", "dog", "bird", "chair", "table", "lamp", "phone", "book", "cup", "shoe",
+    "bag", "river", "road", "bridge", "train", "cloud",
+]  # fmt: skip
 Attack = Callable[[str], None]
 
 

@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
 from genius.fit.folder import index_with_encoder
-from genius.fit.invent import crop
+from genius.fit.synthetic_queries import crop
 from genius.index import Hit, Index
 from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
@@ -63,7 +63,7 @@ LEAST = 200  # pixels of the shorter side of what counts as a photo
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DemoResult:
     """A query, how to say it, and its hits."""
 
     title: str
@@ -80,7 +80,7 @@ def _face(item: Item) -> str:
     return item.id
 
 
-def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]:
+def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[DemoResult]:
     """Run the queries of `SEARCHES`.
 
     Args:
@@ -93,12 +93,12 @@ def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[Shown]
     shown = []
     for title, text, source, target in SEARCHES:
         query = Query(text=text, image=pictures.get(source or ""), target=target)
-        found = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
+        hits = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
         faces: dict[str, Hit] = {}
-        for hit in found:
+        for hit in hits:
             if hit.id != source:
                 faces.setdefault(_face(hit.item), hit)
-        shown.append(Shown(title, query, list(faces.values())[:k]))
+        shown.append(DemoResult(title, query, list(faces.values())[:k]))
     return shown
 
 
@@ -166,7 +166,7 @@ def _fontawesome() -> Iterator[Item]:
             yield Item(f"fontawesome-pair/{name}", image=path, text=words, metadata={"name": label, "set": "fontawesome"})
 
 
-def contact_sheet(shown: list[Shown], path: Path) -> None:
+def contact_sheet(shown: list[DemoResult], path: Path) -> None:
     """Draw queries and results as a PNG at `path`."""
     columns = max((len(s.hits) for s in shown), default=0)
     row = CELL + LABEL + PADDING
@@ -188,7 +188,7 @@ def contact_sheet(shown: list[Shown], path: Path) -> None:
     sheet.save(path)
 
 
-def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: Shown, top: int, font: object, small: object) -> None:
+def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: DemoResult, top: int, font: object, small: object) -> None:
     draw.text((PADDING, top), entry.title, fill=ACCENT, font=small)  # type: ignore[arg-type]
     x = PADDING
     if entry.query.image is not None:
@@ -239,7 +239,7 @@ def _cut(text: str, width: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CropResult:
     """A crop of a photo, and the photo that it found."""
 
     part: Image.Image
@@ -249,28 +249,28 @@ class Found:
 
 def sample_photos() -> list[Path]:
     """Sample photos of installed packages, which are not imported."""
-    found = []
+    photos = []
     for package, folder in SAMPLES.items():
         spec = importlib.util.find_spec(package)
         if spec is None:
             continue
         for place in spec.submodule_search_locations or ():
             files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
-            found += [path for path in files if _large(path)]
-    return found
+            photos += [path for path in files if _large(path)]
+    return photos
 
 
-def search_with_crops(photos: list[Path], output: Path, seed: int = 0) -> list[Found]:
+def search_with_crops(photos: list[Path], output: Path, seed: int = 0) -> list[CropResult]:
     """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
     index_with_encoder(photos, output, ENCODER, IngestConfig())
     rng = random.Random(seed)
-    found = []
+    results = []
     with Index.open(output) as index:
         for path in photos:
             part = crop(load_image(path), rng)
             first = index.search(image=part, target="image", k=1)[0]
-            found.append(Found(part, path.name, Path(str(first.item.image)).name))
-    return found
+            results.append(CropResult(part, path.name, Path(str(first.item.image)).name))
+    return results
 
 
 def _large(path: Path) -> bool:

@@ -38,7 +38,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         write(temporary)
         if durable:
             sync_file(temporary)
-        temporary.replace(path)
+        _replace(temporary, path)
         if durable:
             sync_directory(path.parent)
     except GeniusError:
@@ -51,6 +51,15 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Put a file that only this process knows in the place of another; done is done, whatever the call reports."""
+    try:
+        temporary.replace(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or os.path.lexists(temporary):
+            raise
 
 
 def rename(source: Path, target: Path) -> None:

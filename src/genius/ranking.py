@@ -36,8 +36,8 @@ def nearest_scored(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> 
     """
     k = min(k, pool.shape[0])
     chunk = max(1, min(chunk, PRODUCTS // max(pool.shape[0], 1)))
-    found = [(part @ pool.T).topk(k, dim=1) for part in queries.split(chunk)]
-    return torch.cat([best.values for best in found]), torch.cat([best.indices for best in found])
+    parts = [(part @ pool.T).topk(k, dim=1) for part in queries.split(chunk)]
+    return torch.cat([best.values for best in parts]), torch.cat([best.indices for best in parts])
 
 
 def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
@@ -77,9 +77,9 @@ def judge(rows: Ints, positives: Sequence[Sequence[int]]) -> Judged:
     flat = np.fromiter((row for p in positives for row in p), np.int64, len(owner))
     span = int(max(flat.max(initial=0), rows.max(initial=0))) + 2
     keys = np.unique(owner * span + flat)
-    wanted = np.arange(len(rows))[:, None] * span + rows
-    place = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-    return Judged((keys[place] == wanted) & (rows >= 0), sizes)
+    ranked_keys = np.arange(len(rows))[:, None] * span + rows
+    place = np.searchsorted(keys, ranked_keys).clip(max=len(keys) - 1)
+    return Judged((keys[place] == ranked_keys) & (rows >= 0), sizes)
 
 
 def hit_at(judged: Judged, k: int) -> Floats:
@@ -90,8 +90,8 @@ def hit_at(judged: Judged, k: int) -> Floats:
 
 def recall_at(judged: Judged, k: int) -> Floats:
     """Share of the positives among the first k, per query; 0 for a query without positives."""
-    found: Floats = judged.hits[:, :k].sum(1) / np.maximum(judged.positives, 1)
-    return found
+    recall: Floats = judged.hits[:, :k].sum(1) / np.maximum(judged.positives, 1)
+    return recall
 
 
 def ndcg_at(judged: Judged, k: int) -> Floats:

@@ -17,6 +17,7 @@ MAX_HEADER = 16 << 20
 """Bytes. A header names the tensors: some hundred bytes each."""
 
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
+BROKEN = (SafetensorError, RuntimeError, TypeError)  # what the library raises for a file that is no safetensors
 A = TypeVar("A")  # tensors or arrays
 
 
@@ -48,8 +49,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float3
     """
     check_header(path)
     stored: dict[str, Any] = {}
-    broken = (SafetensorError, RuntimeError, TypeError)
-    with reading(f"the weights {path}", *broken), safe_open(path, framework="np") as file:
+    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="np") as file:
         present = set(file.keys())
         for name in names:
             if name not in present:
@@ -58,6 +58,20 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float3
             if name + SCALE in present:
                 stored[name + SCALE] = file.get_tensor(name + SCALE)
     return unpack(stored)
+
+
+def array_names(path: Path) -> list[str]:
+    """Names of the weights in a file, without the scales of packed ones.
+
+    Args:
+        path: A safetensors file.
+
+    Raises:
+        GeniusError: If the file cannot be read.
+    """
+    check_header(path)
+    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="np") as file:
+        return tensor_names(dict.fromkeys(file.keys()))
 
 
 def tensor_names(stored: Mapping[str, object]) -> list[str]:

@@ -173,9 +173,9 @@ def build(make: Callable[[], M], shapes: Mapping[str, Sequence[int]], where: str
     except GeniusError:
         raise
     except _Exceeded:
-        raise GeniusError(f"{where}: the sizes that are named make a larger model than the weights fill") from None
+        raise GeniusError(f"{where}: the config describes a larger model than the weights") from None
     except Exception as error:  # impossible sizes raise almost anything
-        raise GeniusError(f"{where}: the sizes that are named make no model ({said(error)})") from None
+        raise GeniusError(f"{where}: the config describes no valid model ({said(error)})") from None
 
 
 def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], where: str) -> None:

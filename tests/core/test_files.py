@@ -86,3 +86,28 @@ def test_weights_that_cannot_be_mapped_are_one_line(tmp_path: Path, monkeypatch:
     for read in (weight_files.read_shapes, weight_files.read_tensors):
         with pytest.raises(GeniusError, match=r"cannot read the weights .*Cannot allocate memory"):
             read(path)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_rename_that_reports_an_error(done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network file systems report errors of renames that they did."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    replace = Path.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if done:
+            replace(source, target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", failing)
+    if done:
+        write_whole(path, lambda target: target.write_text("new"))
+    else:
+        with pytest.raises(GeniusError, match="Input/output error"):
+            write_whole(path, lambda target: target.write_text("new"))
+    with pytest.raises(GeniusError, match="cannot write"):
+        monkeypatch.undo()
+        write_whole(path, lambda target: None)  # nothing was written
+    assert path.read_text() == ("new" if done else "old")
+    assert [child.name for child in tmp_path.iterdir()] == ["file"]

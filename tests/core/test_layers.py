@@ -107,3 +107,18 @@ def test_modules_import_one_way() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_nothing_outside_its_package_reaches_into_an_index() -> None:
+    """State of `Index` and of its table is used in `genius.index` alone."""
+    guarded = {"live", "store", "lock", "write_lock", "current", "change", "sure", "rebuild"}
+    wrong = []
+    for path in SRC.rglob("*.py"):
+        if "index" in path.relative_to(SRC).parts[:-1]:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("index", "self.index", "self._index"):
+                private = node.attr.startswith("_") and not node.attr.startswith("__")
+                if private or node.attr in guarded:
+                    wrong.append(f"{path.relative_to(SRC)}:{node.lineno} uses {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from genius.cli import app
 
@@ -58,3 +60,19 @@ def test_options_have_one_style(name: str) -> None:
     assert ("--device" in options) == (name in ON_A_DEVICE)
     if name not in NO_JSON:
         assert "--json" in options
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_leaves_space_for_descriptions_at_80_columns(name: str) -> None:
+    path = name.removeprefix("genius ").split()
+    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    line = next(line for line in shown.splitlines() if "--help" in line and "│" in line)
+    assert line.index("Show this message") <= 42, "a long type or a --no-option takes the space"
+    examples = [line.rstrip() for line in shown.splitlines() if line.strip().startswith("genius ")]
+    assert all(len(line) < 80 for line in examples), "an example is wrapped"
+
+
+def test_old_options_that_name_a_default_are_accepted(tmp_path: Path) -> None:
+    for option in ("--captions", "--no-prune", "--no-outside"):
+        result = CliRunner().invoke(app, ["index", str(tmp_path / "none"), option])
+        assert "no such file or folder" in result.output + result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, hash_id, read_published, unhash_id
+from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, published_id, read_published, unhash_id
 from genius.errors import GeniusError
 from genius.features import Features
 
@@ -82,10 +82,10 @@ def test_published_golden_files() -> None:
 
 
 def test_hashed_ids() -> None:
-    assert hash_id("9:12", CANDIDATES_PER_DATASET) == 90_000_012 and unhash_id(90_000_012, CANDIDATES_PER_DATASET) == "9:12"
-    assert hash_id("2:3", QUERIES_PER_DATASET) == 1_000_003
+    assert published_id("9:12", CANDIDATES_PER_DATASET) == 90_000_012 and unhash_id(90_000_012, CANDIDATES_PER_DATASET) == "9:12"
+    assert published_id("2:3", QUERIES_PER_DATASET) == 1_000_003
     with pytest.raises(GeniusError, match="dataset:number"):
-        hash_id("photo-7", QUERIES_PER_DATASET)
+        published_id("photo-7", QUERIES_PER_DATASET)
 
 
 def test_broken_folders_and_sets(tmp_path: Path) -> None:

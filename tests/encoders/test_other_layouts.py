@@ -86,11 +86,11 @@ def test_open_clip_gives_the_vectors_of_the_same_clip(clip: Path, tmp_path: Path
     [
         ({"vision_cfg__timm_model_name": "vit_base"}, "a tower is timm's vit_base"),
         ({"text_cfg__hf_model_name": "roberta-base"}, "a language model's roberta-base"),
-        ({"vision_cfg__layers": [3, 4, 6, 3]}, "a ResNet is not read"),
-        ({"vision_cfg__pool_type": "avg"}, "pool_type = 'avg' is not read"),
-        ({"text_cfg": {}}, "lacks or spoils 'heads'"),
-        ({"vision_cfg": 3}, "lacks or spoils"),
-        ({"vision_cfg__width": "wide"}, "lacks or spoils"),
+        ({"vision_cfg__layers": [3, 4, 6, 3]}, "ResNet image towers are not supported"),
+        ({"vision_cfg__pool_type": "avg"}, "pool_type = 'avg' is not supported"),
+        ({"text_cfg": {}}, "the field 'heads' is missing or invalid"),
+        ({"vision_cfg": 3}, "missing or invalid"),
+        ({"vision_cfg__width": "wide"}, "missing or invalid"),
     ],
 )
 def test_an_open_clip_that_is_not_read_is_named_in_one_line(
@@ -104,7 +104,7 @@ def test_an_open_clip_that_is_not_read_is_named_in_one_line(
 def test_open_clip_without_safetensors(clip: Path, tmp_path: Path) -> None:
     folder = write_open_clip(clip, tmp_path / "oc")
     (folder / "open_clip_model.safetensors").unlink()
-    with pytest.raises(GeniusError, match="is missing; weights in other formats are not read"):
+    with pytest.raises(GeniusError, match="is missing; other weight formats are not supported"):
         load_encoder(folder)
 
 
@@ -152,7 +152,7 @@ def bert(folder: Path) -> Path:
     ("make", "said"),
     [
         (lambda p: modules(p, "Transformer", "Pooling"), "reads texts only"),
-        (lambda p: modules(p, "CLIPModel", "Dense"), "a Dense layer behind its towers"),
+        (lambda p: modules(p, "CLIPModel", "Dense"), "a Dense layer after its towers"),
         (lambda p: modules(p), "lists no modules"),
         (lambda p: modules(bert(p), "here"), "reads texts only: choose an encoder with an image tower"),
         (bert, "reads texts only: choose an encoder with an image tower"),

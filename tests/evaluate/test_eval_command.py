@@ -74,7 +74,7 @@ def test_one_line_errors(world: World, tmp_path: Path) -> None:
         (["eval", str(world.model), str(world.root)], "has no encoder"),
         (["eval", str(world.model), str(tmp_path / "gone")], "no encoder"),
         (["eval", str(world.model), str(world.test), "--beams", "many"], "whole numbers"),
-        (["eval", str(world.model), str(world.test), "--pools", "deep"], "--pools is local"),
+        (["eval", str(world.model), str(world.test), "--pools", "deep"], "--pools must be local"),
         (["eval", str(tmp_path / "none"), str(world.test)], "no such model"),
     ):
         result = CliRunner().invoke(app, arguments)

@@ -12,7 +12,7 @@ from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate
 from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
-from genius.evaluate.methods import Answer, Ints, Pool, Space
+from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.features import Features
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
@@ -61,11 +61,11 @@ class Scripted:
     def __init__(self, rows: list[list[int]]) -> None:
         self.rows = np.array(rows, dtype=np.int64)
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         place = {int(row): i for i, row in enumerate(pool.rows)}
         rows = np.array([[place.get(int(r), -1) for r in self.rows[q]] for q in queries])
         touched = np.arange(len(queries), dtype=np.int64)
-        return Answer(rows, -np.broadcast_to(np.arange(rows.shape[1]), rows.shape).astype(float), touched, 2.0, 12.25)
+        return MethodResult(rows, -np.broadcast_to(np.arange(rows.shape[1]), rows.shape).astype(float), touched, 2.0, 12.25)
 
 
 def test_twelve_queries_by_hand() -> None:

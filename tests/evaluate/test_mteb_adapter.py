@@ -57,11 +57,11 @@ def test_top_ranked_restricts_the_answers() -> None:
 
 
 def test_errors_are_one_line() -> None:
-    with pytest.raises(GeniusError, match="needs its encoder"):
+    with pytest.raises(GeniusError, match="needs an encoder"):
         GeniusSearch(model(encoder=False))
     with pytest.raises(GeniusError, match="index a corpus first"):
         GeniusSearch(model()).search(QUERIES)
-    with pytest.raises(GeniusError, match="empty corpus"):
+    with pytest.raises(GeniusError, match="corpus is empty"):
         GeniusSearch(model()).index([])
 
 

@@ -107,12 +107,12 @@ def test_one_line_errors(world: World, checkpoints: dict[str, Path], seeing: Non
     start = ["eval", str(world.model), f"mbeir:{world.root}", "--cache", str(tmp_path / "cache")]
     narrow = ["eval", str(world.model), str(world.test)]
     for arguments, words in (
-        ([*start, "--dense", "blip.pth"], "--dense wants NAME=ENCODER"),
-        ([*start, "--dense", "genius=blip.pth"], "with a name of its own"),
+        ([*start, "--dense", "blip.pth"], "--dense takes NAME=URI"),
+        ([*start, "--dense", "genius=blip.pth"], "with a name that is not in use"),
         ([*start, "--dense", f"X={tmp_path / 'gone.pth'}"], "no such model"),
-        ([*start, "--fused", f"uniir:{checkpoints['BLIP-SF']}"], "two towers and fuses nothing itself"),
+        ([*start, "--fused", f"uniir:{checkpoints['BLIP-SF']}"], "two towers and does not fuse them"),
         ([*narrow, "--dense", f"X=uniir:{checkpoints['BLIP-FF']}"], "holds features, not pictures and texts"),
-        ([*narrow, "--dense", f"X={world.train}"], "of other queries or candidates than the others of the run"),
+        ([*narrow, "--dense", f"X={world.train}"], "belong to other queries or candidates than this evaluation"),
         ([*narrow, "--methods", "feature-fusion"], "--fused uniir:"),
     ):
         lines = [line for line in call(*arguments, code=2).splitlines() if line.startswith("genius:")]

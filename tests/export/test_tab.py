@@ -271,5 +271,5 @@ def test_a_larger_encoder_is_refused_in_one_line(tmp_path: Path) -> None:
     other.close()
     command = ["export", "web", str(other.path), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "model")]
     result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2 and "only a model with the encoder of bundled:mini" in result.output.replace("\n", " ")
+    assert result.exit_code == 2 and "only models with the encoder of bundled:mini" in result.output.replace("\n", " ")
     assert "Traceback" not in result.output and not (tmp_path / "out").exists()

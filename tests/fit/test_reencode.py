@@ -385,8 +385,8 @@ def test_a_switch_between_encoding_and_search(
                 go_back(same_width)
         return embedded
 
-    encode = searching.embed
-    monkeypatch.setattr(searching, "embed", embed)
+    encode = searching.embed_queries
+    monkeypatch.setattr(searching, "embed_queries", embed)
     with Index.open(same_width) as index:
         if switches > RETRIES:
             with pytest.raises(Replaced):
@@ -423,7 +423,7 @@ def test_a_switch_while_it_learns(same_width: Path, monkeypatch: pytest.MonkeyPa
     with Index.open(same_width) as index:
         index.learn(f"{first} {second} thing" for first in WORDS for second in WORDS)
     assert len(set(used)) == 2
-    assert learned.describe(same_width)["fingerprint"] == used[-1] == about_of(same_width).fingerprint
+    assert learned.learned_metadata(same_width)["fingerprint"] == used[-1] == about_of(same_width).fingerprint
 
 
 def test_a_reader_never_opens_the_table_of_another_generation(same_width: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_run_that_is_broken_off_goes_on(
     with monkeypatch.context() as broken:
         broken.setattr(onramp, "encode_items", tallied)
         if stage == "fitting":
-            broken.setattr(onramp, "invent_queries", stopped)
+            broken.setattr(onramp, "synthesize_queries", stopped)
         if stage == "indexing":
             broken.setattr(onramp.writing, "write", stopped)
         first = run("index", folder, "-o", index, "--encoder", clip, "--fit")
@@ -175,7 +175,7 @@ def test_a_full_disk_loses_nothing(clip: Path, photos: Photos, tmp_path: Path) -
     *full, last = other_process(on_ramp_without_room, str(folder), str(index), str(clip), [2_000, 60_000, 380_000, -1])
     for said, stage in zip(full, ("encoded", "model", "cannot add items"), strict=True):
         assert said.startswith("GeniusError: cannot ") and stage in said and "disk is full" in said, said
-        assert said.endswith("make room and run it again")
+        assert said.endswith("free disk space and run it again")
     assert last.startswith(f"{6 * len(COLOURS)} items"), last
     assert len(answers(index, "red", "-k", 100)) == 6 * len(COLOURS)
 
@@ -190,7 +190,7 @@ def test_cut_outs_are_given_back_before_anything_is_fitted(tmp_path: Path) -> No
 def test_python(clip: Path, tmp_path: Path) -> None:
     items = [Item(f"{colour}-{i}", image=photo(colour, i)) for colour in COLOURS for i in range(4)]
     model = Genius.from_encoder(clip).fit(items)
-    assert model.knows is not None and model.knows.fit["scans"] and model.knows.items == len(items)
+    assert model.knows is not None and model.knows.fit["exhaustive"] and model.knows.items == len(items)
     model.save_pretrained(tmp_path / "model")
     with Index(tmp_path / "a.genius", tmp_path / "model") as index:
         index.add(items)
@@ -255,7 +255,7 @@ def test_nothing_is_fitted_until_the_collection_grows(
 ) -> None:
     index = tmp_path / "my.genius"
     with monkeypatch.context() as forbidden:
-        for name in ("invent_queries", "fit_vectors"):
+        for name in ("synthesize_queries", "fit_vectors"):
             forbidden.setattr(onramp, name, lambda *_, **__: pytest.fail("something was fitted"))
         forbidden.setattr("genius.fit.fit_vectors", lambda *_, **__: pytest.fail("something was fitted"))
         assert run("index", photos(3), "-o", index, "--encoder", clip).exit_code == 0

@@ -101,7 +101,7 @@ def contents(index: Index) -> Contents:
         raise AssertionError(f"{len(listed)} items are listed, {len(items)} have ids of their own, {len(index)} are counted")
     if sorted(found) != sorted(items):
         raise AssertionError(f"a search finds {sorted(found)}, the table holds {sorted(items)}")
-    about = learned.describe(index.path)
+    about = learned.learned_metadata(index.path)
     if about:
         items["*learned"] = about["chosen_by"]
     items["*width"] = index.about.width

@@ -48,7 +48,7 @@ def filters() -> tuple[Callable[[bytes], None], list[bytes]]:
 def _table(suffix: str) -> Callable[[bytes], None]:
     from genius import GeniusError
     from genius.data.readers import read_rows
-    from genius.index.metadata import TableColumns, to_item
+    from genius.index.metadata import TableColumns, item_of_table_row
 
     path = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)) / f"a{suffix}"
 
@@ -62,7 +62,7 @@ def _table(suffix: str) -> Callable[[bytes], None]:
                     continue
                 # `ingest` makes a line of each of these
                 with contextlib.suppress(GeniusError, ValueError, TypeError, ArithmeticError, RecursionError):
-                    to_item(row, TableColumns(), path.parent, f"#{number}")
+                    item_of_table_row(row, TableColumns(), path.parent, f"#{number}")
         except GeniusError as error:
             assert "\n" not in str(error)
 

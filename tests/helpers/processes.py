@@ -142,7 +142,7 @@ def held_after_questions(folder: str) -> int:
     """Megabytes that this process holds after it has made up questions from pictures, beyond what it held before."""
     from fake_encoder import FakeEncoder
 
-    from genius.fit.invent import invent_queries
+    from genius.fit.synthetic_queries import synthesize_queries
 
     def held() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -150,5 +150,5 @@ def held_after_questions(folder: str) -> int:
 
     items = [Item(path.name, image=path) for path in sorted(Path(folder).iterdir())]
     encoder, before = FakeEncoder(), held()
-    assert len(invent_queries(encoder, items)) > len(items)
+    assert len(synthesize_queries(encoder, items)) > len(items)
     return held() - before

@@ -89,7 +89,7 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
         SearchRequest(20, any_modality=True),
     )
     assert [len(found) for found in many] == [8, 12, 8] and [hit.id for hit in many[2]] == [hit.id for hit in hits]
-    with pytest.raises(GeniusError, match="use one of them"):
+    with pytest.raises(GeniusError, match="not both"):
         index.search(text="a", target="image", modality="image")
 
 

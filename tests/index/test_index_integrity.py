@@ -171,7 +171,7 @@ def test_without_genius_json_and_ledger_the_model_is_named_and_tried(busy: Index
     (busy.path / "ledger.jsonl").unlink()
     with pytest.raises(GeniusError, match="name it"):
         repair(busy.path)
-    with pytest.raises(GeniusError, match="other codes than they have"):
+    with pytest.raises(GeniusError, match="other codes: it is not the model"):
         repair(busy.path, fake_model(seed=1))
     result = runner.invoke(app, ["repair", str(busy.path), "--model", str(model_folder), "--json"])
     assert result.exit_code == 0 and json.loads(result.stdout)["items"] == len(before)

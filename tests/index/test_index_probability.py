@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from genius import Genius, Index, Item, Query
 from genius.cli import app
+from genius.errors import GeniusError
 from genius.index.searching import not_rising
 from genius.model.confidence import GROUPS, OF_ANSWER, OF_HIT
 
@@ -71,9 +72,29 @@ def test_people_are_told_when_there_is_probably_nothing(model: Genius, tmp_path:
     assert body["doubtful"] and body["answerable"] < 0.1 and 0 < body["hits"][0]["probability"] < 1
 
 
-def test_foreign_weights_are_refused_when_the_model_is_read(model: Genius, tmp_path: Path) -> None:
-    from genius.errors import GeniusError
+def test_a_least_probability_leaves_nothing_and_says_so(model: Genius, tmp_path: Path) -> None:
+    folder = calibrated(tmp_path / "model", model, -3.0)
+    with filled(tmp_path / "a.genius", Genius.from_pretrained(folder)) as index:
+        assert len(index.search(text="red circle", min_probability=0.01)) == len(index.search(text="red circle")) > 0
+        nothing = index.search(text="red circle", min_probability=0.5)
+        assert not nothing and nothing.answerable == pytest.approx(0.0474, abs=1e-3)
+        assert nothing.why is not None and nothing.why.startswith("nothing like that here")
+        for wrong in (1.5, -0.1, float("nan")):
+            with pytest.raises(GeniusError, match="min_probability must be from 0 to 1"):
+                index.search(text="red circle", min_probability=wrong)
+    arguments = ["search", str(tmp_path / "a.genius"), "--text", "red circle", "--model", str(folder), "--min-probability"]
+    shown = CliRunner().invoke(app, [*arguments, "0.5"])
+    assert shown.exit_code == 0 and "nothing like that here" in shown.output
+    assert "nothing like that here" not in CliRunner().invoke(app, [*arguments, "0.01"]).output
 
+
+def test_a_least_probability_needs_calibration(index: Index) -> None:
+    index.add([Item(id="1", text="red circle")])
+    with pytest.raises(GeniusError, match="calibrated"):
+        index.search(text="red circle", min_probability=0.5)
+
+
+def test_foreign_weights_are_refused_when_the_model_is_read(model: Genius, tmp_path: Path) -> None:
     folder = calibrated(tmp_path / "model", model, 0.0)
     config = json.loads((folder / "config.json").read_text())
     config["model"]["confidence"] = {"embeddings": {"hit": ["x"], "answer": None}}

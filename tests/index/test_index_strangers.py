@@ -27,7 +27,7 @@ from genius.errors import KEPT, Problems
 from genius.index import writing
 from genius.index.filters import compile_where
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.metadata import TableColumns, to_item
+from genius.index.metadata import TableColumns, item_of_table_row
 
 QUIET = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -244,7 +244,7 @@ def consume(path: Path) -> int:
                 assert row
                 continue
             try:
-                to_item(row, TableColumns(), path.parent, f"#{number}")
+                item_of_table_row(row, TableColumns(), path.parent, f"#{number}")
                 good += 1
             except (GeniusError, ValueError, TypeError, ArithmeticError):
                 pass  # what `ingest` turns into a line

@@ -17,7 +17,8 @@ import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
-from genius.index.reader import PAYLOAD
+from genius.index.ledger import seal
+from genius.index.reader import HIT_COLUMNS
 from genius.index.repair import repair
 from genius.search import CodeTrie, SearchRequest
 
@@ -104,9 +105,9 @@ def test_hits_of_a_cached_version_are_shown_without_the_table_and_say_what_the_t
     assert shown(first) == found and "_opened" in vars(reader)
     reader.shown = first.live.base.shown
     everyone = first.live.seqs[~first.live.dead]
-    from_cache = reader.rows([*everyone, 5], PAYLOAD)
+    from_cache = reader.rows([*everyone, 5], HIT_COLUMNS)
     reader.shown = None
-    assert from_cache == reader.rows(everyone, PAYLOAD) and len(from_cache) == 31
+    assert from_cache == reader.rows(everyone, HIT_COLUMNS) and len(from_cache) == 31
 
 
 def test_searching_a_cached_index_does_not_load_the_database(tmp_path: Path) -> None:
@@ -139,15 +140,16 @@ def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius)
         lambda: (folder / "seqs.npy").unlink(),
         lambda: cut("shown.bin"),
         lambda: cut("base.json"),
-        lambda: (folder / "base.json").write_text(json.dumps({**about, "fingerprint": "0" * 32})),
-        lambda: (folder / "base.json").write_text(json.dumps({**about, "index": "another"})),
+        lambda: (folder / "base.json").write_text(seal({**cache.read_base(folder), "fingerprint": "0" * 32})),
+        lambda: (folder / "base.json").write_text(seal({**cache.read_base(folder), "index": "another"})),
     ]
     for damage in damages:
         damage()
         opened = Index(index.path, model)
         assert everything(opened) == expected
         assert opened.live.base.items == 40 and (folder / "base.json").is_file()  # and it was repaired
-        about = json.loads((folder / "base.json").read_text())
+        made = cache.read_base(folder)
+        assert (made["index"], made["fingerprint"]) == (about["index"], about["fingerprint"])
     shutil.rmtree(index.path / "cache")
     assert everything(Index(index.path, model)) == expected
 

@@ -139,7 +139,7 @@ def test_a_damaged_or_foreign_file_counts_as_none(filled: Index, model: Genius) 
     filled.learn(queries_near(filled, "item 7", 100))
     plain = [hit.id for hit in filled.search("thing 7", item_bias=False)]
     path = filled.path / LEARNED
-    arrays, about = load_file(path), learned.describe(filled.path)
+    arrays, about = load_file(path), learned.learned_metadata(filled.path)
     for name, value in (("bias_weights", np.full((3, 3), np.nan, np.float32)), ("z", np.zeros((4, 3), np.float16))):
         save_file({**arrays, name: value}, path, about)
         assert [hit.id for hit in Index.open(filled.path, model).search("thing 7")] == plain
@@ -242,11 +242,13 @@ def test_a_disk_that_fails_while_learning_is_one_line(filled: Index, monkeypatch
         with pytest.raises(GeniusError, match=r"cannot write .*Input/output error$"):
             filled.learn(log)
     assert learned.stamp(filled.path) is None
-    (filled.path / ".tmpAbCd12").write_bytes(b"half")
+    (filled.path / "model").mkdir()
+    for half in (filled.path / ".tmpAbCd12", filled.path / "model" / ".tmp12AbCd"):
+        half.write_bytes(b"half")
     (filled.path / ".tmp-of-mine").write_bytes(b"whole")
     with Index(filled.path, filled.model) as later:
         later.add([Item("later", text="later")])
-    assert [path.name for path in filled.path.glob(".tmp*")] == [".tmp-of-mine"]
+    assert [path.name for path in filled.path.rglob(".tmp*")] == [".tmp-of-mine"]
 
 
 def test_learning_that_reports_an_error_although_done_says_so(filled: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from genius import Genius, Index, Item
+from genius import Genius, GeniusError, Index, Item
 from genius.index.ingest import IngestConfig, ingest
+from genius.index.names import deleted_ids
 from genius.index.repair import restore, snapshot
 
 
@@ -87,6 +88,25 @@ def test_what_was_deleted_stays_deleted(index: Index, photos: Path, model: Geniu
         assert ingest(again, [photos]).left_deleted == 0 and len(ids(again)) == 3
 
 
+@pytest.mark.parametrize("body", ["[", "{}"])
+def test_deleted_ids_that_cannot_be_read_are_not_forgotten(body: str, index: Index, photos: Path) -> None:
+    """A disk that fails for a moment made the next deletion the only one that was remembered."""
+    ingest(index, [photos])
+    first, second, *_ = sorted(item.id for item in index.items())
+    index.delete(first)
+    path = index.path / "deleted.json"
+    noted = path.read_text()
+    path.write_text(body)
+    with pytest.raises(GeniusError, match=r"deleted\.json.*nothing is changed"):
+        index.delete(second)
+    with pytest.raises(GeniusError, match=r"deleted\.json.*nothing is changed"):
+        ingest(index, [photos])
+    assert second in index and first not in index and path.read_text() == body
+    path.write_text(noted)
+    index.delete(second)
+    assert ingest(index, [photos]).left_deleted == 2
+
+
 def test_ids_of_earlier_versions_stay(index: Index, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from genius.index import ingest as module
     from genius.index.names import FileNames, real_path
@@ -117,6 +137,7 @@ def test_what_was_deleted_stays_deleted_in_copies(index: Index, photos: Path, mo
     index.delete("photos/1.png")
     snapshot(index.path, tmp_path / "copy.genius")
     snapshot(index.path, tmp_path / "older.genius", version=before)
+    assert deleted_ids(tmp_path / "copy.genius") == {"photos/1.png"} and not deleted_ids(tmp_path / "older.genius")
     with Index.open(tmp_path / "copy.genius", model) as copy:
         assert ingest(copy, [photos]).left_deleted == 1 and "photos/1.png" not in copy
     with Index.open(tmp_path / "older.genius", model) as older:

@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_moved_stays(model: Genius, tmp_path: Path, monk
 
         with monkeypatch.context() as broken:
             broken.setattr(Path, "rename", refused)
-            with pytest.raises(GeniusError, match="it is as it was"):
+            with pytest.raises(GeniusError, match="it is unchanged"):
                 swapping.swap(folder, fresh)
         assert ids(folder, model) == {"old"} and names(place) == ["my.genius"]
 

@@ -71,7 +71,7 @@ def test_minus_and_diverse_through_the_index_and_the_command(index: Index, model
     before, after = (index.search(image=orange, minus=minus, target="any", k=12) for minus in (None, red))
     scores = [[hit.score for hit in hits if hit.item.metadata["c"] == "red"] for hits in (before, after)]
     assert min(scores[0]) > 0.3 and max(map(abs, scores[1])) < 0.02  # nothing red is left in the question
-    with pytest.raises(GeniusError, match="nothing is left to look for"):
+    with pytest.raises(GeniusError, match="nothing is left to search for"):
         index.search(image=red, minus=red, target="any")
     kinds = [hit.item.metadata["c"] for hit in index.search(image=red, target="any", k=4, diverse=True)]
     assert kinds[0] == "red" and len(set(kinds)) >= 3

@@ -52,7 +52,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert good.returncode == 0 and "is whole" in good.stdout, good.stderr
     assert (tmp_path / "table.md").read_text() in good.stdout
     thin = run("genius", "data", "check", f"mbeir:{folder}")
-    assert thin.returncode == 0 and thin.stdout.count("; sound") == 5, thin.stderr  # every split
+    assert thin.returncode == 0 and thin.stdout.count("; complete") == 5, thin.stderr  # every split
     (folder / "instructions/query_instructions.tsv").write_text("nothing\n")
     for bad in (run("lab", "check-mbeir", str(folder)), run("genius", "data", "check", f"mbeir:{folder}")):
         assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "Traceback" not in bad.stderr

@@ -18,7 +18,7 @@ from PIL import Image
 from genius import Genius, GeniusError, Index, Item, Query
 from genius.encoders import bundled_names
 from genius.encoders.graphs import GraphEncoder, Graphs
-from genius.model.graphs import GraphModel, load_model
+from genius.model.graphs import GraphModel, VectorModel, load_model
 from genius.types import Modality
 
 pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
@@ -174,3 +174,80 @@ def test_saving_a_model_removes_graphs_of_other_weights(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert not (tmp_path / "graphs.json").exists() and not (tmp_path / "encoder" / "graphs.json").exists()
     assert type(load_model(tmp_path, graphs=True)) is Genius
+
+
+VECTORS = """
+import json
+import numpy as np
+from genius import GeniusError, Index, Item
+
+index = Index.create(sys.argv[1], dim=6)
+vectors = np.random.default_rng(0).normal(size=(40, 6))
+index.add(Item(str(i), vector=row, metadata={"n": i}) for i, row in enumerate(vectors))
+index.upsert([Item("1", vector={"image": vectors[2], "text": vectors[3]}, metadata={"n": 100})])
+index.delete("39")
+out = {
+    "model": type(index.model).__name__,
+    "hits": [[hit.id, hit.score, hit.codes] for hit in index.search(vector=vectors[5], target="any")],
+    "where": [hit.id for hit in index.search(vector=vectors[5], target="any", where="n < 3")],
+    "kept": len(Index.open(sys.argv[1])),
+    "fingerprint": index.model.fingerprint(),
+}
+try:
+    index.search("a text")
+except GeniusError as error:
+    out["text"] = str(error)
+out["torch"] = "torch" in sys.modules
+print(json.dumps(out))
+"""
+
+
+def test_an_index_of_vectors_is_made_and_searched_without_torch(tmp_path: Path) -> None:
+    done = run_without_torch(VECTORS, str(tmp_path / "own.genius"))
+    assert done.returncode == 0, done.stderr
+    out = json.loads(done.stdout)
+    assert (out["model"], out["torch"], out["kept"]) == ("VectorModel", False, 39)
+    assert "holds vectors only and has no encoder" in out["text"]
+    vectors = np.random.default_rng(0).normal(size=(40, 6))
+    # the torch model of the same folder is the same model, and answers the same
+    index = Index.open(tmp_path / "own.genius")
+    assert isinstance(index.model, Genius) and index.model.fingerprint() == out["fingerprint"]
+    hits = index.search(vector=vectors[5], target="any")
+    assert [hit.id for hit in hits] == [found[0] for found in out["hits"]] and out["hits"][0][0] == "5"
+    assert [hit.score for hit in hits] == pytest.approx([found[1] for found in out["hits"]], abs=1e-5)
+    assert [list(hit.codes) for hit in hits] == [found[2] for found in out["hits"]]
+    assert [hit.id for hit in index.search(vector=vectors[5], target="any", where="n < 3")] == out["where"]
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    units[1] = (units[2] + units[3]) / np.linalg.norm(units[2] + units[3])
+    truth = sorted(range(39), key=lambda row: -float(units[row] @ units[5]))[:10]
+    assert [hit.id for hit in hits] == [str(row) for row in truth]
+
+
+def test_a_fitted_index_of_vectors_is_searched_without_torch(tmp_path: Path) -> None:
+    from genius.fit import FitConfig
+    from genius.fit.folder import refit
+
+    vectors = np.random.default_rng(1).normal(size=(60, 6))
+    index = Index.create(tmp_path / "own.genius", dim=6)
+    index.add(Item(str(i), vector=row) for i, row in enumerate(vectors))
+    refit(tmp_path / "own.genius", FitConfig(steps=1, iterations=1))
+    model = load_model(tmp_path / "own.genius" / "model", graphs=True)
+    assert isinstance(model, VectorModel)
+    own = Genius.from_pretrained(tmp_path / "own.genius" / "model")
+    assert model.fingerprint() == own.fingerprint()
+    with Index.open(tmp_path / "own.genius", model) as light, Index.open(tmp_path / "own.genius") as full:
+        wanted = [(hit.id, hit.codes) for hit in full.search(vector=vectors[7])]
+        assert [(hit.id, hit.codes) for hit in light.search(vector=vectors[7])] == wanted and wanted[0][0] == "7"
+        codes = np.array([codes for _, codes in wanted])
+        summed = model.reconstruct(codes)
+    torch = pytest.importorskip("torch")
+    assert np.allclose(summed, own.quantizer.decode(torch.from_numpy(codes)).numpy(), atol=1e-6)
+
+
+def test_unfitted_weights_are_those_of_the_torch_modules() -> None:
+    from genius.index.vectors import _config, unfitted_weights
+
+    for width in (1, 7, 40):
+        weights = unfitted_weights(_config(width), 0)
+        wanted = {name: tuple(tensor.shape) for name, tensor in Genius(_config(width)).network.state_dict().items()}
+        assert {name: array.shape for name, array in weights.items()} == wanted

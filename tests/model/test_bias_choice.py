@@ -7,14 +7,14 @@ import pytest
 
 from genius.model import bias_choice
 from genius.model.bias_choice import (
-    Judged,
+    JudgedQueries,
     agreement,
+    bank_subset,
     choose,
     choose_crossed,
     directions,
     fitting,
     mean_similarity,
-    part_of,
     shrink,
 )
 from genius.model.query_bank import TEMPERATURE, QueryBank
@@ -49,19 +49,19 @@ def hubs() -> tuple[np.ndarray, np.ndarray, list[list[int]]]:
 def test_positives_choose_a_weight_where_there_are_hubs_and_none_where_there_are_none() -> None:
     items, queries, positives = hubs()
     modality = np.zeros(len(items), np.int64)
-    judged = Judged(queries[300:], np.full(300, TEXT), np.full(300, IMAGE), positives[300:])
+    judged = JudgedQueries(queries[300:], np.full(300, TEXT), np.full(300, IMAGE), positives[300:])
     chosen = choose(bank(queries[:300]), judged, items, modality)
     assert chosen.bias_weight(TEXT, IMAGE) > 0
     even = unit(220, 5)
     near = normalized(even[np.arange(300) % 220] + 0.3 * unit(300, 6))
-    right = Judged(near, np.full(300, TEXT), np.full(300, IMAGE), [[int(row)] for row in np.arange(300) % 220])
+    right = JudgedQueries(near, np.full(300, TEXT), np.full(300, IMAGE), [[int(row)] for row in np.arange(300) % 220])
     assert choose(bank(unit(300, 7)), right, even, modality).bias_weight(TEXT, IMAGE) == 0
 
 
 def test_few_judged_queries_leave_it_to_agreement() -> None:
     items, queries, positives = hubs()
     modality = np.zeros(len(items), np.int64)
-    judged = Judged(queries[300:310], np.full(10, TEXT), np.full(10, IMAGE), positives[300:310])
+    judged = JudgedQueries(queries[300:310], np.full(10, TEXT), np.full(10, IMAGE), positives[300:310])
     by_agreement = shrink(bank(queries[:300]), items, modality)
     chosen = choose(bank(queries[:300]), judged, items, modality)
     assert chosen.bias_weight(TEXT, IMAGE) == pytest.approx(by_agreement.bias_weight(TEXT, IMAGE))
@@ -86,7 +86,7 @@ def test_queries_of_something_else_do_not_count() -> None:
     foreign = bank(normalized(-unit(1, 9) + 0.5 * unit(200, 11)))
     assert fitting(foreign, known, items, modality).mean() < 0.05
     assert fitting(bank(queries[300:]), known, items, modality).mean() > 0.85
-    assert fitting(foreign, part_of(known, np.arange(300) < 10), items, modality).all()  # too few are known to tell
+    assert fitting(foreign, bank_subset(known, np.arange(300) < 10), items, modality).all()  # too few are known to tell
 
 
 def test_mean_similarity_is_the_formula() -> None:
@@ -99,8 +99,8 @@ def test_a_query_is_judged_by_the_other_half(monkeypatch: pytest.MonkeyPatch) ->
     """With its own half it would be among the queries that its bias is made of."""
     z = unit(120, 12)
     rows = list(range(10, 110))
-    judged = Judged(z[rows], np.full(100, TEXT), np.full(100, IMAGE), [[0]] * 100)
-    folds: list[tuple[QueryBank, Judged]] = []
+    judged = JudgedQueries(z[rows], np.full(100, TEXT), np.full(100, IMAGE), [[0]] * 100)
+    folds: list[tuple[QueryBank, JudgedQueries]] = []
     monkeypatch.setattr(bias_choice, "_with_best", lambda known, parts, *_: folds.extend(parts) or known)
     choose_crossed(bank(z), judged, rows, unit(5, 13), np.zeros(5, np.int64))
     assert [len(own.z) for _, own in folds] == [50, 50]

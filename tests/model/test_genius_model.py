@@ -15,8 +15,9 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.generator import Generator, by_modality
-from genius.model.genius import Genius, as_one_number, for_each_modality
+from genius.model.genius import Genius, for_each_modality
 from genius.model.quantizer import ResidualQuantizer
+from genius.model.weight_names import as_one_number
 
 LEVELS = (3, 6, 5)
 
@@ -194,7 +195,7 @@ def test_a_tied_head_does_not_grow_with_the_codebooks() -> None:
         config = GeneratorConfig(8, (3, size, size), **SIZES["tiny"], prefix_tokens=2, normalizer="level", head="codebooks")  # type: ignore[arg-type]
         counts.append(sum(p.numel() for p in Generator(config, quantizer).parameters()))
     assert counts[0] == counts[1]
-    with pytest.raises(GeniusError, match="whole table"):
+    with pytest.raises(GeniusError, match="normalizes per level"):
         GeneratorConfig(8, (3, 16, 16), head="codebooks")
     with pytest.raises(GeniusError, match="first code is the modality"):
         Generator(config, ResidualQuantizer(QuantizerConfig(8, (16, 16, 16), modality_code="none")))

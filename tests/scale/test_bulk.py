@@ -20,7 +20,7 @@ from genius.errors import GeniusError
 from genius.index import Index, appending, prepare, writing
 from genius.index import ingest as read
 from genius.index.check import check
-from genius.index.ingest import Found, IngestConfig, IngestReport, ingest
+from genius.index.ingest import IngestConfig, IngestReport, SourceFile, ingest
 from genius.index.store import Store
 from genius.scale import parts
 from genius.scale.bulk import BulkConfig, BulkReport, bulk_index
@@ -78,9 +78,9 @@ def test_who_is_encoded_together_follows_from_the_sources_alone(
                 path.with_suffix(".jsonl").write_text("".join(f"{line}\n" for line in lines))
         told = IngestReport()
 
-        def passes(files: Iterable[Found]) -> list[list[str]]:
+        def passes(files: Iterable[SourceFile]) -> list[list[str]]:
             found = []
-            for batch in writing.batched(read.read_items(files, CONFIG, told, lambda _: None), size):
+            for batch in writing.item_batches(read.read_items(files, CONFIG, told, lambda _: None), size):
                 assert len(batch) <= size
                 numbered = zip(prepare._passes(batch), batch, strict=True)
                 found += [[item.id for _, (item, _) in some] for _, some in groupby(numbered, lambda pair: pair[0])]

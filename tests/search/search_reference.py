@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from genius.model.config import GeneratorConfig, QuantizerConfig
-from genius.model.generator import FAST, Generator
+from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
+from genius.model.weight_names import FAST
 
 HEADS = (
     "vocabulary",  # table, normalised over all codes

@@ -16,6 +16,7 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams, flat
+from genius.search.engine import BIAS_IN_LOG_P
 from genius.search.item_bias import ItemBias
 from genius.search.scan import ScanCache
 
@@ -197,3 +198,21 @@ def test_a_small_bank_corrects_little() -> None:
     large = bank(4000).item_bias(unit(50, 4), TEXT, IMAGE)
     assert small.std() < 0.25 * large.std()
     assert not bank(60).item_bias(unit(50, 4), TEXT, IMAGE).any()
+
+
+def test_the_bias_is_a_prior_of_the_items_that_beams_found() -> None:
+    vectors = unit(300, 4)
+    found = engine(vectors, torch.zeros(300, dtype=torch.long), bank=bank())
+    assert found.item_bias is not None
+    z, target, modality = unit(4, 5), torch.zeros(4, dtype=torch.long), torch.tensor([TEXT, TEXT, IMAGE, TEXT])
+    beams = SearchParams(plan="beam", reranker="none", beams=300)
+    plain = found.search(z, k=300, params=replace(beams, item_bias=False), target=target, modality=modality)
+    corrected = found.search(z, k=300, params=beams, target=target, modality=modality)
+    by_row = np.take_along_axis(plain.scores, np.argsort(plain.rows, 1), 1)  # (4, 300)
+    every = np.tile(np.arange(300), (4, 1))
+    expected = by_row - BIAS_IN_LOG_P / len(SIZES) * found.item_bias.take(modality.numpy(), every)
+    np.testing.assert_allclose(np.take_along_axis(corrected.scores, np.argsort(corrected.rows, 1), 1), expected, atol=1e-5)
+    assert (np.diff(corrected.scores, axis=1) <= 0).all()
+    assert np.array_equal(corrected.rows[2], plain.rows[2]) and not np.array_equal(corrected.rows[0], plain.rows[0])
+    paper = found.search(z, k=300, params=SearchParams(beams=300).named("genius"), target=target, modality=modality)
+    np.testing.assert_allclose(paper.scores, plain.scores)

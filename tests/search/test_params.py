@@ -55,7 +55,7 @@ def test_a_wrong_request_is_refused_when_it_is_made(make: Callable[[], object], 
 def test_searches_have_one_list() -> None:
     usual = SearchParams(60, 700)
     assert {name: usual.named(name) for name in SEARCHES} == {
-        "genius": SearchParams(60, 0, "none"),
+        "genius": SearchParams(60, 0, "none", item_bias=False),
         "genius-r": SearchParams(60, 0, "embeddings", item_bias=False),
         "genius-codes": SearchParams(60, 0, "codes"),
         "default": usual,

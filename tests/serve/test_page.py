@@ -554,6 +554,8 @@ def test_pictures_are_added_by_dropping_them(open_page: Callable[..., Any], shel
     )
     page.dispatch_event("body", "drop", {"dataTransfer": drop_into})  # one more, whose id is taken
     assert page.locator("#add-list li").count() == 2 and page.inner_text("#add-go") == "Add 2 items"
+    labels = page.eval_on_selector_all("#add-list .add-words", "all => all.map((one) => one.getAttribute('aria-label'))")
+    assert labels == ["Text of item 1", "Text of item 2"]
     page.click("#add-go")
     until(page, "document.querySelector('.add-said')?.textContent.includes('there already')")
     assert page.locator("#add-list li").count() == 1 and page.inner_text("#count") == f"{before + 1} items"

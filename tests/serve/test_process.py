@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from genius.cli import app
+from genius.serve.logs import PlainFormatter
 
 
 def test_sigterm_answers_what_is_in_flight_then_exits(start_server: Callable[..., Any]) -> None:
@@ -84,6 +86,13 @@ def test_logs_are_json_lines_without_queries_or_keys(live: Any) -> None:
     assert all({"time", "level", "ms", "request_id", "client"} <= line.keys() for line in requests)
     text = server.log.read_text()
     assert "private" not in text and key not in text
+
+
+def test_in_a_terminal_logs_are_plain_lines() -> None:
+    record = logging.LogRecord("genius.serve", logging.INFO, "", 0, "request", (), None)
+    record.fields = {"path": "/v1/items/\x1b[2J\n", "status": 200}
+    line = PlainFormatter().format(record)
+    assert line.endswith("request path=/v1/items/\\u001b[2J\\n status=200") and line.isprintable()
 
 
 def test_command_line_mistakes_are_one_line_and_status_2(

@@ -84,7 +84,7 @@ def test_a_key_ends(make_web: Callable[..., TestClient], tmp_path: Path) -> None
 def test_the_strongest_of_two_entries_counts_and_an_ended_one_does_not() -> None:
     both = Keys.parse([("read", READ), ("admin", READ), ("write", READ)], "test")
     assert both.scopes(READ) == ("read", "write")
-    ended = auth.Key.make("admin", READ, "test", expires="2001-01-01")
+    ended = auth.ApiKey.make("admin", READ, "test", expires="2001-01-01")
     assert Keys((ended, *Keys.parse([("read", READ)], "test").entries)).scopes(READ) == ("read",)
 
 

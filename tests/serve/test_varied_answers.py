@@ -61,7 +61,7 @@ def test_http_and_its_client_take_what_is_unwanted(make_index: Callable[..., Ind
             assert [answer.id for answer in why.answers] == expected[:5]
         strict = client.explain("a red circle", modality="pair", k=5)
         assert ids(index.search("a red circle", modality="pair", k=5)) == [answer.id for answer in strict.answers]
-        with pytest.raises(ServerError, match="nothing is left to look for") as caught:
+        with pytest.raises(ServerError, match="nothing is left to search for") as caught:
             client.search("a red circle", minus="a red circle", target="any")
         assert caught.value.status == 422
         with pytest.raises(ServerError, match="no item 'nobody'") as caught:

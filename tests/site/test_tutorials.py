@@ -30,7 +30,7 @@ def test_a_tutorial_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypa
         if language == "python":
             exec(compile(body, page.name, "exec"), names)
             continue
-        for line in body.splitlines():
+        for line in body.replace("\\\n", " ").splitlines():
             program, *arguments = shlex.split(line, comments=True)
             assert program == "genius"
             if "--ray" in arguments and find_spec("ray") is None:  # an extra that is not everywhere

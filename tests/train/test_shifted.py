@@ -42,7 +42,7 @@ def test_items_that_are_not_moved_lead_to_their_own_ids(quantizer: ResidualQuant
     assert sum(len(codes[rows]) for _, rows in blocks) == 48
 
 
-def test_invented_ids_begin_as_an_item_and_go_on_evenly(quantizer: ResidualQuantizer) -> None:
+def test_synthetic_ids_begin_as_an_item_and_go_on_evenly(quantizer: ResidualQuantizer) -> None:
     source = items(quantizer)
     inputs, codes, _ = source.draw(3000, seed=0)
     begun = {tuple(code) for code in source.codes[:, :KEPT_CODES].tolist()}

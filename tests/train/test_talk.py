@@ -17,7 +17,7 @@ from genius.train import journal, train
 from genius.train.checkpoint import Interrupt, latest_checkpoint
 from genius.train.config import builtin_about, builtin_names, read_train_config
 from genius.train.generator import GeneratorStage
-from genius.train.journal import next_command, table, verdict
+from genius.train.journal import hit_rate_table, next_command, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"
 
@@ -46,9 +46,9 @@ def test_the_verdict_names_what_limits(values: dict[str, float], train: str, sai
 
 
 def test_the_table_shows_shares_of_dense() -> None:
-    lines = table(figures(0.5, 0.4, 0.45))
+    lines = hit_rate_table(figures(0.5, 0.4, 0.45))
     assert len(lines) == 4 and "0.80" in lines[2] and "0.90" in lines[3] and "50.0 %" in lines[1]
-    assert table({}) == [] and verdict({}, "none") is None  # nothing was held out
+    assert hit_rate_table({}) == [] and verdict({}, "none") is None  # nothing was held out
 
 
 def test_the_command_ends_with_a_table_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_the_command_ends_with_a_table_and_the_next_command(tmp_path: Path, monk
     changes = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     done = CliRunner().invoke(app, ["train", "builtin:tiny", "-o", str(tmp_path / "m"), *changes])
     assert done.exit_code == 0, done.output
-    assert "held-out queries" in done.output and "GENIUS^R" in done.output and "is the limit" in done.output
+    assert "held-out (n = " in done.output and "GENIUS^R" in done.output and "is the limit" in done.output
     assert f"next: genius eval {tmp_path / 'm'}" in done.output
     for stage in ("encoder", "quantizer", "generator"):  # a line now and then, and how long it takes
         assert f"{stage}: 10 steps, about" in done.output and f"{stage}: step 10 of 10" in done.output, done.output

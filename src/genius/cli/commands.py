@@ -32,6 +32,10 @@ ALONE: dict[str, tuple[str, ...]] = {"search": ("search",)}
 RENAMED = {"--minus": "--negative"}
 """Old option -> its present name. Old names keep working."""
 
+DEFAULTS = {"--captions", "--check", "--item-bias", "--no-outside", "--no-prune", "--no-published"}
+DEFAULTS |= {"--no-skip-broken", "--no-vectors", "--no-versions"}
+"""Old options that name a default. They are accepted and have no effect."""
+
 USAGE_ERROR = 2
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, wherever typer takes click from
 
@@ -49,6 +53,7 @@ class Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         arguments = _prepare(list(sys.argv[1:] if args is None else args))
+        _hide_flag_types(self)
         try:
             result = super().main(arguments, prog_name or "genius", complete_var, False, windows_expand_args, **extra)
         except typer.Abort:
@@ -75,12 +80,23 @@ def _prepare(arguments: list[str]) -> list[str]:
     """Replace old option names, and give `--ray` without an address its default, which typer cannot."""
     out: list[str] = []
     for position, argument in enumerate(arguments):
+        if argument in DEFAULTS:
+            continue
         name, equals, value = argument.partition("=")
         out.append(f"{RENAMED.get(name, name)}{equals}{value}")
         last = position + 1 == len(arguments)
         if argument == "--ray" and (last or arguments[position + 1].startswith("-")):
             out.append("local")
     return out
+
+
+def _hide_flag_types(command: Any) -> None:
+    """Leave out "<bool>" in the help of all commands: it takes room from the description, and a flag takes no value."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for child in getattr(command, "commands", {}).values():
+        _hide_flag_types(child)
 
 
 def _explain(error: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import sys
 import time
@@ -52,7 +53,17 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         print(f"genius: {message}", file=sys.stderr)
         raise typer.Exit(status)
 
+    wrapped.__doc__ = help_text(function.__doc__ or "")
     return wrapped
+
+
+def help_text(docstring: str) -> str:
+    """The help of a command from its docstring: paragraphs become one line, which the terminal wraps; indented lines stay."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    for position, paragraph in enumerate(paragraphs):
+        if "\n  " not in paragraph:
+            paragraphs[position] = paragraph.replace("\n", " ")
+    return "\n\n".join(paragraphs)
 
 
 def add_group(app: typer.Typer, name: str, about: str, *own: Callable[..., Any], **named: Callable[..., Any]) -> None:
@@ -101,7 +112,7 @@ def setting(entry: str) -> tuple[str, Any]:
 
     name, equals, value = entry.partition("=")
     if not equals or not name.strip():
-        raise GeniusError(f"--set wants name=value, got {entry!r}")
+        raise GeniusError(f"--set takes NAME=VALUE, got {entry!r}")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -186,16 +197,18 @@ def here(path: Path, follow: bool = False) -> Path:
 def sources_here(paths: list[Path], output: Path) -> list[Path]:
     """Sources as local files: those in an object store are copied next to the index."""
     if url_of(output) is not None:
-        raise GeniusError(f"an index is written on a disk: index into a folder, then genius publish FOLDER {url_of(output)}")
-    found = []
+        raise GeniusError(
+            f"cannot write an index to an object store: index into a folder, then run genius publish FOLDER {url_of(output)}"
+        )
+    local_paths = []
     for path in paths:
         address = url_of(path)
         if address is None:
-            found.append(path)
+            local_paths.append(path)
             continue
         from genius.scale.objects import fetch_sources
 
         folder = output.with_name(f"{output.name}.sources")
         note(f"copying {address} to {folder}")
-        found.append(fetch_sources(address, folder))
-    return found
+        local_paths.append(fetch_sources(address, folder))
+    return local_paths

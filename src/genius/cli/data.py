@@ -19,24 +19,26 @@ def register(app: typer.Typer) -> None:
     add_group(
         app, "export", "Export a model as ONNX files, or an index as a page that searches in the browser.", onnx, graphs, web
     )
-    add_group(app, "features", "Extract features, and encode and search them without an encoder.", encode, search, extract)
-    add_group(app, "data", "Check datasets.", check)
+    add_group(app, "features", "Extract features, quantize them to IDs, and search them.", encode, search, extract)
+    add_group(app, "data", "Check a dataset.", check)
 
 
 @command
 def official(
-    quantizer: Annotated[Path, typer.Option(help="The published quantizer checkpoint, e.g. rq_clip_large.pth.")],
-    generator: Annotated[Path, typer.Option(help="The published generator checkpoint, e.g. GENIUS_t5small.pth.")],
+    quantizer: Annotated[Path, typer.Option(help="Published quantizer checkpoint, such as rq_clip_large.pth.")],
+    generator: Annotated[Path, typer.Option(help="Published generator checkpoint, such as GENIUS_t5small.pth.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
-    encoder: Annotated[
-        str, typer.Option(help="Encoder of its features, stored with the model, e.g. uniir:clip_sf_large.pth.")
-    ] = "",
+    encoder: Annotated[str, typer.Option(help="Encoder to store with the model, such as uniir:clip_sf_large.pth.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Convert the published GENIUS checkpoints. No code in the files runs; sizes are read from the tensors.
+    """Convert the published GENIUS checkpoints. No code in the files is executed.
 
-    Without --encoder the result works on pre-extracted features (`genius features encode`, `genius features search`);
+    Without --encoder the model works on pre-extracted features (`genius features encode`, `genius features search`).
     `genius attach` adds an encoder later.
+
+    Example:
+      genius convert official --quantizer rq_clip_large.pth \\
+        --generator GENIUS_t5small.pth -o MODEL
     """
     from genius.model.official import convert_official
 
@@ -66,10 +68,9 @@ def onnx(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the files to.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Export a model as ONNX files: text and image tower, fusion, first and next step of the decoder.
+    """Export a model as ONNX files: text encoder, image encoder, fusion, first and later steps of the decoder.
 
     Example:
-
       genius export onnx bundled:mini -o parts/
     """
     from genius.export import export_onnx
@@ -85,15 +86,14 @@ def onnx(
 
 @command
 def graphs(
-    model: Annotated[str, typer.Argument(help="Model folder that you may write to, or an index with a model of its own.")],
+    model: Annotated[str, typer.Argument(help="Model folder, or an index that contains a model.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Store the graphs of a model in its folder, so that it embeds queries and items without torch.
+    """Store ONNX graphs in a model folder, so that the model runs without torch.
 
-    Graphs hold no weights: they read the folder's own files. A search by the command line then starts in half a second.
+    The graphs hold no weights; they read the weight files of the folder. `genius search` then starts in about half a second.
 
     Example:
-
       genius export graphs my-model/
     """
     from genius.export.stored import store_graphs
@@ -113,18 +113,17 @@ def graphs(
 @command
 def web(
     path: IndexArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; any static file server can host it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write. Any static file server can host it.")],
     vectors: Annotated[
-        bool, typer.Option(help="Include vectors, 2 bytes per dimension: results equal those of genius search.")
+        bool, typer.Option("--vectors", help="Include vectors (2 bytes per dimension): same results as genius search.")
     ] = False,
-    title: Annotated[str, typer.Option(help="Title of the page; default: the index's name.")] = "",
+    title: Annotated[str, typer.Option(help="Title of the page. Default: the index's name.")] = "",
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export an index as a static page that searches in the browser. No query leaves the tab.
 
     Example:
-
       genius export web my.genius -o site/ && python -m http.server -d site
     """
     from genius.export.web import export_web
@@ -147,13 +146,16 @@ def web(
 @command
 def check(
     dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
-    pictures: Annotated[str, typer.Option(help="there: every image file must exist. none: images are not checked.")] = "there",
-    split: Annotated[str, typer.Option(help="Only this split; of M-BEIR, by default every split that is there.")] = "",
+    pictures: Annotated[
+        str, typer.Option(help="there: check that every image file exists. none: do not check images.")
+    ] = "there",
+    split: Annotated[str, typer.Option(help="Only this split. Default: test; for M-BEIR, every split that exists.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Check that a dataset is complete and readable. Exit status 2 if something is missing or broken.
 
-    Example: genius data check mbeir:M-BEIR
+    Example:
+      genius data check mbeir:M-BEIR
     """
     from genius.data import open_collection, scheme_of
     from genius.data.collection import check_collection
@@ -177,7 +179,7 @@ def check(
         summaries[name] = counts
         if not as_json:
             shown = (counted(found.queries, "query"), counted(found.items, "item"), counted(found.pairs, "pair"))
-            print(f"{dataset}, {name}: {', '.join(shown)}; sound")
+            print(f"{dataset}, {name}: {', '.join(shown)}; complete")
     if as_json:
         emit({"sound": not problems, "splits": summaries, "problems": problems})
     if problems:
@@ -188,11 +190,15 @@ def check(
 def encode(
     model: Annotated[str, typer.Argument(help="Model folder or URI.")],
     features: Annotated[Path, typer.Argument(help="Features in the published format (*_IT_dict.pt).")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the codes: (N, M) int64, .npy.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file: codes, (items, levels) int64, .npy.")],
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Encode every row of a feature file as an ID (codes)."""
+    """Quantize every row of a feature file to its ID (codes).
+
+    Example:
+      genius features encode MODEL cand_pool_IT_dict.pt -o codes.npy
+    """
     from genius.encoders.base import find_device
     from genius.evaluate.sources import encode_file
     from genius.model.genius import Genius
@@ -209,16 +215,21 @@ def search(
     queries: Annotated[Path, typer.Argument(help="Query features in the published format (*_IT_dict.pt).")],
     codes: Annotated[Path, typer.Option(help="Codes of the candidates, from `genius features encode`.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write `codes` (Q, beams, M) and `scores` (Q, beams), .npz.")
+        Path,
+        typer.Option("--output", "-o", help="Output file: codes (queries, beams, levels) and scores (queries, beams), .npz."),
     ],
-    beams: Annotated[int, typer.Option(min=1, help="IDs generated per query.")] = 50,
-    batch: Annotated[int, typer.Option(min=1, help="Queries per step.")] = 64,
+    beams: Annotated[int, typer.Option(metavar="N", min=1, help="Beam width: IDs generated per query.")] = 50,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 64,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Generate the best IDs for every query, best first. Scores are mean log-probabilities over levels, as published.
+    """Generate IDs for every query by beam search, best first.
 
-    If fewer IDs exist than beams, the remaining rows have codes -1 and score -inf.
+    The score of an ID is its mean log-probability over levels, as in the published code. If fewer IDs exist than beams, the
+    remaining rows have codes -1 and score -inf.
+
+    Example:
+      genius features search MODEL query_IT_dict.pt --codes codes.npy -o ids.npz
     """
     from rich.progress import track
 
@@ -241,32 +252,44 @@ def search(
 
 @command
 def extract(
-    encoder: Annotated[str, typer.Argument(help="Encoder or model: a folder, hf-hub:…, uniir:FILE, bundled:NAME.")],
+    encoder: Annotated[str, typer.Argument(help="Encoder or model: a folder, hf-hub:OWNER/NAME, uniir:FILE or bundled:NAME.")],
     dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
     output: Annotated[Path, typer.Argument(help="Folder for the features.")],
     split: Annotated[str, typer.Option(help="train, union_train (M-BEIR, up-sampled), val or test.")] = "test",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N. auto with --shard i/n: one GPU per process.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Where the encoder runs: auto, cpu, cuda, cuda:1. auto with --shard i/n: one GPU per process.")
+    ] = "auto",
     precision: Annotated[str, typer.Option(help="Precision of the encoder: fp32, bf16 or fp16.")] = "fp32",
-    shard: Annotated[str, typer.Option(help="i/n: this is process i of n that share the work, on any machines.")] = "1/1",
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images; 0: threads.")] = 0,
-    tasks: Annotated[str, typer.Option(help="Only these tasks of M-BEIR, e.g. mscoco_task0,cirr_task7.")] = "",
+    shard: Annotated[
+        str, typer.Option(help="i/n: this is process i of n that share the work. They may run on several machines.")
+    ] = "1/1",
+    workers: Annotated[int, typer.Option(metavar="N", min=0, help="Processes that decode images. 0: threads.")] = 0,
+    tasks: Annotated[str, typer.Option(help="Only these tasks of M-BEIR, such as mscoco_task0,cirr_task7.")] = "",
     fusion: Annotated[
-        str, typer.Option(help="towers: image and text vectors. feature: one vector per item, from an encoder that fuses.")
+        str,
+        typer.Option(help="towers: an image and a text vector per item. feature: one vector, from an encoder that fuses both."),
     ] = "towers",
-    published: Annotated[bool, typer.Option(help="Also write query_IT_dict.pt and cand_pool_IT_dict.pt.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images or texts per encoder call.")] = 64,
-    rows: Annotated[int, typer.Option(min=1, help="Rows per shard: at most these are lost when a run is killed.")] = 4096,
-    full: Annotated[bool, typer.Option("--fp32", help="Store 32-bit vectors instead of 16.")] = False,
-    skip_broken: Annotated[bool, typer.Option(help="Skip items whose image cannot be read, and list them.")] = False,
-    check: Annotated[bool, typer.Option(help="Check every id and image before the first is encoded.")] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the choice among M-BEIR's four prompts.")] = 0,
+    published: Annotated[
+        bool, typer.Option("--published", help="Also write the published format: query_IT_dict.pt and cand_pool_IT_dict.pt.")
+    ] = False,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images or texts per encoder call.")] = 64,
+    rows: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rows per output file. A killed run loses at most one unfinished file.")
+    ] = 4096,
+    full: Annotated[bool, typer.Option("--fp32", help="Store vectors in 32 bits instead of 16.")] = False,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Skip items whose image cannot be read, and list them.")
+    ] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not check ids and images beforehand.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the choice among M-BEIR's four prompts.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Extract features of a dataset's queries and candidates. A run that was stopped continues.
+    """Extract the features of a dataset's queries and candidates. A run that was stopped continues.
 
-    Checks every id and image first, and fails with counts and examples before anything is encoded.
+    All ids and images are checked before anything is encoded (see --no-check).
 
-    Example: genius features extract bundled:mini mbeir:M-BEIR features/test --device auto --precision bf16 --workers 8
+    Example:
+      genius features extract bundled:mini mbeir:M-BEIR features/ --workers 8
     """
     from genius.cli.train import progress_line
     from genius.data import open_collection
@@ -275,7 +298,7 @@ def extract(
     from genius.encoders import load_encoder
 
     if fusion not in ("towers", "feature") or precision not in ("fp32", "bf16", "fp16"):
-        raise GeniusError("--fusion is towers or feature; --precision is fp32, bf16 or fp16")
+        raise GeniusError("--fusion must be towers or feature; --precision must be fp32, bf16 or fp16")
     rank, world = _share(shard)
     config = ExtractConfig(
         batch_size=batch,
@@ -283,7 +306,7 @@ def extract(
         half=not full,
         fusion=fusion,  # type: ignore[arg-type]
         on_error="skip" if skip_broken else "raise",
-        check=check,
+        check=not no_check,
         rank=rank,
         world=world,
         precision=precision,  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from genius.cli.common import command, console, emit, note, tell
 from genius.errors import GeniusError, counted
 
 if TYPE_CHECKING:
-    from genius.demo import Shown
+    from genius.demo import DemoResult
     from genius.index.ingest import IngestConfig, IngestReport
     from genius.model.known_items import Knows
     from genius.scale.bulk import BulkReport
@@ -25,7 +25,7 @@ DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu
 ModelOption = Annotated[str | None, typer.Option(help="Folder or URI of the index's model, if it has moved.")]
 RayOption = Annotated[
     str | None,
-    typer.Option(metavar="[ADDRESS]", help="Run on a Ray cluster; without an address, on the processors of this machine."),
+    typer.Option(metavar="[ADDRESS]", help="Run on a Ray cluster. Without an address: on the CPUs of this machine."),
 ]
 SHOWN = 20  # problems printed for people; --json has more
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def index(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH..."),
+        typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH"),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder; created if it does not exist.")] = Path(
         "my.genius"
@@ -52,73 +52,86 @@ def index(
     ] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(
-            help="Index these files with this encoder, without pairs: hf-hub:openai/clip-vit-base-patch32, or a folder."
-        ),
+        typer.Option(help="Encoder for a new index, without training pairs: hf-hub:OWNER/NAME, or a folder."),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Fit codes and decoder now. Without it: only where items are too many to compare all.")
+        bool,
+        typer.Option(
+            "--fit", help="Fit codes and decoder now. Default: only for collections that are too large for exhaustive search."
+        ),
     ] = False,
-    refit: Annotated[bool, typer.Option("--refit", help="Fit new codes to all items of an index made with --encoder.")] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Fit codes and decoder again, to all items of an index made with --encoder.")
+    ] = False,
     device: DeviceOption = "auto",
     id_column: Annotated[
-        str | None, typer.Option(help="Column with ids in tables; default: id, item_id, uid, ... or the row number.")
+        str | None, typer.Option(help="Table column with ids. Default: id, item_id, uid, ... or the row number.")
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Column with texts in tables; default: text, caption, description, title, ...")
+        str | None, typer.Option(help="Table column with texts. Default: text, caption, description, title, ...")
     ] = None,
     image_column: Annotated[
-        str | None, typer.Option(help="Column with image paths or bytes in tables; default: image, image_path, ...")
+        str | None, typer.Option(help="Table column with image paths or bytes. Default: image, image_path, ...")
     ] = None,
     vector_column: Annotated[
-        str | None, typer.Option(help="Column with vectors of your own in tables; they take the place of an encoder.")
+        str | None, typer.Option(help="Table column with your own embedding vectors. No encoder runs.")
     ] = None,
     as_text: Annotated[
-        list[str] | None, typer.Option(help="Metadata column of tables to read as text, not as numbers; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Table column to keep as text even if its values look like numbers. Repeatable."),
     ] = None,
-    ids: Annotated[Path | None, typer.Option(help="With a .npy file of vectors: a file with one id per line.")] = None,
-    modality: Annotated[str, typer.Option(help="With a .npy file of vectors: what they are of: image, text or pair.")] = "text",
+    ids: Annotated[Path | None, typer.Option(help="For vectors in a .npy file: a text file with one id per line.")] = None,
+    modality: Annotated[str, typer.Option(help="For vectors in a .npy file: their modality: image, text or pair.")] = "text",
     query_vectors: Annotated[
-        Path | None, typer.Option(help="With vectors of your own: a .npy file of vectors of queries, which codes are fitted to.")
+        Path | None,
+        typer.Option(help="For your own vectors: a .npy file of query vectors. Codes are fitted to their distribution."),
     ] = None,
-    captions: Annotated[bool, typer.Option(help="Index a.jpg and a.txt next to it as one item.")] = True,
-    content: Annotated[bool, typer.Option("--by-content", help="Detect changes by content, not by size and time.")] = False,
+    no_captions: Annotated[
+        bool,
+        typer.Option(
+            "--no-captions",
+            help="Index a text file named as an image (a.jpg, a.txt) as an item of its own, not as the image's caption.",
+        ),
+    ] = False,
+    content: Annotated[
+        bool, typer.Option("--by-content", help="Detect changed files by checksum instead of size and modification time.")
+    ] = False,
     exif: Annotated[
         bool, typer.Option("--exif", help="Store EXIF data as metadata: taken, camera, latitude, longitude.")
     ] = False,
-    watch: Annotated[float, typer.Option(min=0, help="Check for changes every so many seconds until Ctrl-C; 0: index once.")] = 0,
-    prune: Annotated[bool, typer.Option(help="Delete items whose file or row is gone.")] = False,
-    undelete: Annotated[bool, typer.Option("--undelete", help="Bring back items that were deleted by hand.")] = False,
-    outside: Annotated[bool, typer.Option(help="Follow links, ../ and absolute paths that leave the given folder.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Items per write; a batch is durable once written.")] = 256,
-    thumbnails: Annotated[int, typer.Option(min=0, help="Longest side of stored previews in pixels; 0: none.")] = 256,
+    watch: Annotated[
+        float, typer.Option(metavar="N", min=0, help="Look for changed files every N seconds until Ctrl-C. 0: index once.")
+    ] = 0,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete items whose file or row is gone.")] = False,
+    undelete: Annotated[bool, typer.Option("--undelete", help="Index again items that were deleted with genius delete.")] = False,
+    outside: Annotated[
+        bool, typer.Option("--outside", help="Follow links, ../ and absolute paths that leave the given folder.")
+    ] = False,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Items per commit. A committed batch survives a crash.")] = 256,
+    thumbnails: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Longest side of stored previews, in pixels. 0: none.")
+    ] = 256,
     ray: RayOption = None,
-    workers: Annotated[int, typer.Option(min=0, help="With --ray: workers; 0: one per GPU, or one per processor.")] = 0,
-    part_rows: Annotated[int, typer.Option(min=1, help="With --ray: items per task.")] = 1024,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --ray: number of workers. 0: one per GPU, or one per CPU.")
+    ] = 0,
+    part_rows: Annotated[int, typer.Option(metavar="N", min=1, help="With --ray: items per task.")] = 1024,
     as_json: JsonOption = False,
 ) -> None:
-    """Index images, texts and tables. Run it again at any time: only changes are read.
+    """Index images, texts and tables. Run it again at any time: only changed files are read.
 
-    Table columns that are neither id, text nor image become metadata for `genius search --where`. A run that was stopped
-    continues. Exit status 1 if something was skipped.
+    Table columns other than id, text and image become metadata, which `genius search --where` filters. A run that was
+    stopped continues where it stopped. Exit status 1: files or rows were skipped.
 
     Examples:
-
       genius index photos/ -o photos.genius
-
       genius index products.csv --image-column photo -o shop.genius
-
       genius index notes/ photos/ --prune
-
-      genius index photos/ -o my.genius --encoder hf-hub:openai/clip-vit-base-patch32
-
+      genius index photos/ --encoder hf-hub:openai/clip-vit-base-patch32
       genius index --fit -o my.genius
-
       genius index vectors.npy --ids ids.txt -o own.genius
-
       genius index rows.parquet --vector-column embedding -o own.genius
-
-      genius index rows.parquet -o my.genius --ray ray://head:10001      (docs/scale.md)
+      genius index rows.parquet --ray ray://head:10001
     """
     from genius.cli.common import sources_here
     from genius.encoders.base import find_device
@@ -126,7 +139,7 @@ def index(
     from genius.index.metadata import TableColumns
 
     if not paths and not (fit or refit):
-        raise GeniusError("name the files or folders to index")
+        raise GeniusError("give files or folders to index")
     paths = sources_here(paths or [], output)
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded
@@ -134,12 +147,14 @@ def index(
     if watch and (refit or as_json or not paths):
         raise GeniusError("--watch runs until Ctrl-C: use it with files or folders, without --refit and --json")
     if model is not None and encoder is not None:
-        raise GeniusError("--encoder fits a model, --model names one: use either")
+        raise GeniusError("use either --encoder (fits codes for an encoder) or --model (an existing model), not both")
     if ray is not None and (encoder is not None or fit or refit or watch):
-        raise GeniusError("--ray adds to an index that has a model: fit one first on a sample, without --ray; no --watch")
+        raise GeniusError(
+            "--ray cannot be used with --encoder, --refit or --watch: create the index from a sample, then add to it with --ray"
+        )
     config = IngestConfig(
         columns=TableColumns(id_column, text_column, image_column, vector_column),
-        captions=captions,
+        captions=not no_captions,
         by_content=content,
         prune=prune,
         outside=outside,
@@ -151,9 +166,9 @@ def index(
     place = find_device(device)
     own = _own_vectors(paths, vector_column, ids)
     if own and (ray is not None or encoder is not None or model is not None or watch or prune):
-        raise GeniusError("vectors of your own need no model: use them without --model, --encoder, --ray, --watch and --prune")
+        raise GeniusError("your own vectors need no model: leave out --model, --encoder, --ray, --watch and --prune")
     if query_vectors is not None and not (own or refit):
-        raise GeniusError("--query-vectors goes with vectors of your own: a .npy file, or --vector-column")
+        raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
     if not paths:
         done = _nothing_to_read(output)
     elif own:
@@ -243,7 +258,7 @@ def _own_vectors(paths: list[Path], vector_column: str | None, ids: Path | None)
     if arrays and len(paths) > 1:
         raise GeniusError("index one .npy file of vectors at a time")
     if ids is not None and not arrays:
-        raise GeniusError("--ids goes with a .npy file of vectors; tables have --id-column")
+        raise GeniusError("--ids is for a .npy file of vectors; for tables use --id-column")
     return bool(arrays) or vector_column is not None
 
 
@@ -421,17 +436,17 @@ def _exit_status(done: _Indexed) -> None:
 @command
 def info(
     path: IndexArgument,
-    versions: Annotated[bool, typer.Option(help="List the versions that can be opened.")] = False,
+    versions: Annotated[bool, typer.Option("--versions", help="List the versions that can be opened.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an index holds: items by modality, metadata fields for --where, model, size."""
-    from genius.index.folder import INSIDE, about_of, describe, open_store
+    from genius.index.folder import INSIDE, about_of, describe_index, open_store
     from genius.index.paths import MODEL
     from genius.model.known_items import load_knows
 
     about = about_of(path)
     store = open_store(path, about)
-    body = describe(path, about, store.at(store.latest()))
+    body = describe_index(path, about, store.at(store.latest()))
     if versions:
         body["versions"] = store.versions()
     body["advice"] = _advice(path)
@@ -482,44 +497,45 @@ def _advice(path: Path) -> str | None:
 @command
 def delete(
     path: IndexArgument,
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to delete.", metavar="ID...")] = None,
-    where: Annotated[str | None, typer.Option(help="Delete items that match this condition instead.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the items to delete.", metavar="ID")] = None,
+    where: Annotated[str | None, typer.Option(help="Delete all items that match this SQL condition.")] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete items by id, or all that match a condition."""
+    """Delete items by id, or all items that match a condition.
+
+    Examples:
+      genius delete my.genius photos/a.jpg
+      genius delete my.genius --where "year < 2010"
+    """
     from genius.index import Index
 
     if bool(ids) == (where is not None):
         raise GeniusError("give ids to delete, or a condition with --where")
     with Index.open(path, model) as opened:
         if ids:
-            gone = opened.delete(ids, missing="raise")
+            deleted = opened.delete(ids, missing="raise")
         else:
-            gone = opened.delete([item.id for item in opened.items(where)], missing="skip")
+            deleted = opened.delete([item.id for item in opened.items(where)], missing="skip")
         left = opened.count()
-    tell({"deleted": gone, "items": left}, f"{gone} deleted, {left} left", as_json)
+    tell({"deleted": deleted, "items": left}, f"{deleted} deleted, {left} left", as_json)
 
 
 @command
 def optimize(
     path: IndexArgument,
-    keep_days: Annotated[float, typer.Option(min=0, help="Versions older than this are removed.")] = 7.0,
-    words: Annotated[
-        bool, typer.Option("--words", help="Make the full-text index that search --mode words and hybrid need.")
-    ] = False,
+    keep_days: Annotated[float, typer.Option(metavar="N", min=0, help="Remove versions older than this many days.")] = 7.0,
+    words: Annotated[bool, typer.Option("--words", help="Build the full-text index for search --mode words and hybrid.")] = False,
     words_field: Annotated[
-        list[str] | None, typer.Option(help="With --words: a metadata field that is searched, too; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="With --words: metadata field to include. Repeatable.")
     ] = None,
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small files, remove old versions, and build the cache for quick opening. Safe while others search.
+    """Merge small files, remove old versions, and rebuild the cache. Safe while others search.
 
     Examples:
-
       genius optimize my.genius
-
       genius optimize shop.genius --words --words-field sku
     """
     from datetime import timedelta
@@ -535,7 +551,7 @@ def optimize(
     tell({"bytes_before": before, "bytes_after": after}, f"{before / 1e6:,.1f} MB -> {after / 1e6:,.1f} MB", as_json)
 
 
-def _as_json(shown: Shown) -> dict[str, Any]:
+def _as_json(shown: DemoResult) -> dict[str, Any]:
     hits = [{"id": h.id, "score": h.score, "codes": list(h.codes), "name": h.item.metadata.get("name")} for h in shown.hits]
     return {"task": shown.title, "text": shown.query.text, "hits": hits}
 
@@ -546,10 +562,10 @@ def _photos(output: Path) -> dict[str, Any]:
 
     files = sample_photos()
     place = output.with_name(f"{output.stem}-photos{output.suffix}")
-    found = []
+    results = []
     if files:
-        found = search_with_crops(files, place)
-    return {"index": str(place), "photos": len(files), "found": sum(one.photo == one.first for one in found)}
+        results = search_with_crops(files, place)
+    return {"index": str(place), "photos": len(files), "found": sum(result.photo == result.first for result in results)}
 
 
 @command
@@ -557,13 +573,13 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder to create.")] = Path("demo.genius"),
     sheet: Annotated[Path, typer.Option(help="Contact sheet to draw.")] = Path("demo.png"),
     model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
-    limit: Annotated[int, typer.Option(min=0, help="Index only about this many items (0: all).")] = 0,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Index about this many items. 0: all.")] = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Index and search about 11,600 drawings, without any download.
 
-    The second run finds the index and takes seconds.
+    Writes a contact sheet of results. A second run re-uses the index.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="Query text. Combine it with --image for a composed query.")]
 ImageOption = Annotated[
-    Path | None, typer.Option("--image", "-i", help="Query image. With --text: the image, changed as the text says.")
+    Path | None,
+    typer.Option("--image", "-i", help="Query image. With --text: a composed query (the image, changed as the text says)."),
 ]
 TargetOption = Annotated[
     str | None,
     typer.Option(help="Modality to return: image (anything with an image), text (anything with text), pair (both) or any."),
 ]
-WordsArgument = Annotated[str | None, typer.Argument(help="Query text.", metavar="[TEXT]", show_default=False)]
-InstructionOption = Annotated[
-    str | None, typer.Option(help="Instruction to the model in your own words. --target has a default one.")
-]
+WordsArgument = Annotated[str | None, typer.Argument(help="Query text.", metavar="TEXT", show_default=False)]
+InstructionOption = Annotated[str | None, typer.Option(help="Instruction for the encoder. Default: one for the target modality.")]
 WhereOption = Annotated[str | None, typer.Option(help="SQL condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
 NegativeOption = Annotated[str | None, typer.Option(help="Text or image path to steer away from.")]
@@ -60,18 +59,16 @@ def search(
     ] = None,
     min_probability: Annotated[
         float | None,
-        typer.Option(help="Return nothing if an answer exists with a lower probability (0 to 1; needs a calibrated model)."),
+        typer.Option(help="Return nothing if the probability that a match exists is lower (0 to 1). Needs a calibrated model."),
     ] = None,
-    item_bias: Annotated[
-        bool, typer.Option("--item-bias/--no-item-bias", help="Correct scores by what was learned from queries.")
-    ] = True,
+    no_item_bias: Annotated[bool, typer.Option("--no-item-bias", help="Ignore the score bias of `genius learn`.")] = False,
     negative: NegativeOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
     mode: Annotated[
-        str, typer.Option(help="similarity; words: full-text search (BM25); hybrid: both, fused by reciprocal ranks.")
+        str, typer.Option(help="similarity; words: full-text search (BM25); hybrid: both, by reciprocal rank fusion.")
     ] = "similarity",
     words_weight: Annotated[
-        float | None, typer.Option(help="Weight of words in a hybrid search; similarity has 1. Default: 4.")
+        float | None, typer.Option(help="Weight of BM25 in a hybrid search, relative to similarity. Default: 4.")
     ] = None,
     vector: Annotated[
         Path | None, typer.Option(help="A .npy file with the query's vector, for an index of your own vectors.")
@@ -82,20 +79,16 @@ def search(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Search an index with text, an image, or both. Without --target: images, or texts where no item has an image.
+    """Search an index with text, an image, or both.
+
+    Without --target, images are returned, or texts if no item has an image.
 
     Examples:
-
       genius search my.genius "a red bicycle"
-
       genius search my.genius --image a.jpg --text "crossed out" -k 5
-
       genius search my.genius --text bicycle --where "price < 500" --json
-
       genius search my.genius "a bicycle" --negative "a child" --diverse --open
-
       genius search my.genius "IMG_0412.jpg" --mode words
-
       genius search my.genius "oak table" --mode hybrid
     """
     from genius.index.target import Target
@@ -106,7 +99,7 @@ def search(
     text = text or words
     if vector is None:
         check_query(text, image)
-    with opened(path, model, version, device) as index:
+    with open_index(path, model, version, device) as index:
         wanted = Target.parse(target, modality)
         request = SearchRequest(
             k,
@@ -117,7 +110,7 @@ def search(
             strict=wanted.strict,
             diverse=diverse,
             mode=mode,
-            item_bias=None if item_bias else False,
+            item_bias=False if no_item_bias else None,
             min_probability=min_probability,
             any_modality=wanted.any_modality,
         )
@@ -132,6 +125,8 @@ def search(
             body["why"] = hits.why
         emit(body)
         return
+    if hits and hits[0].probability is not None:
+        note("rank, similarity, probability of being relevant, item")
     for rank, hit in enumerate(hits, start=1):
         likely = ""
         if hit.probability is not None:
@@ -147,7 +142,7 @@ def search(
         note(f"note: {hint}")
 
 
-def opened(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
+def open_index(path: Path, model: str | None, version: int | None, device: str = "") -> Index:
     """An index for one command.
 
     Args:
@@ -158,10 +153,10 @@ def opened(path: Path, model: str | None, version: int | None, device: str = "")
     """
     from genius.cli.common import here
     from genius.index import Index
-    from genius.index.folder import about_of, load_model
+    from genius.index.folder import about_of, load_index_model
 
     folder = here(path)
-    loaded = load_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
+    loaded = load_index_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
     if device:
         loaded = loaded.to(device)
     return Index.open(folder, loaded, version=version)
@@ -201,23 +196,22 @@ def duplicates(
     threshold: Annotated[
         float | None,
         typer.Option(
+            metavar="N",
             min=0.0,
             max=1.0,
-            help="Cosine similarity from which two items count as duplicates; 1: equal vectors. Default: calibrated on images.",
+            help="Cosine similarity from which two items are duplicates. 1: equal vectors. Default: calibrated on images.",
         ),
     ] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find items that are nearly the same: the same photo twice, resized, or compressed again, with and without a caption.
+    """Find near-duplicates: the same photo twice, resized, or compressed again, with and without a caption.
 
-    Things of one shape and different colours are not duplicates.
+    Objects of one shape in different colours are not duplicates.
 
     Examples:
-
       genius duplicates my.genius
-
       genius duplicates my.genius --threshold 0.99 --json
     """
     from genius.index import Index
@@ -250,27 +244,29 @@ def explain(
     k: Annotated[int, typer.Option("-k", help="Number of results to explain.")] = 3,
     where: WhereOption = None,
     negative: NegativeOption = None,
-    beams: Annotated[int, typer.Option(min=1, help="Kept codes shown per level, besides those of results.")] = 3,
-    rejected: Annotated[int, typer.Option(min=0, help="Rejected codes shown per level.")] = 2,
-    ids: Annotated[list[str] | None, typer.Option("--id", help="Explain this item instead (repeatable).")] = None,
-    prefix: Annotated[
-        str | None, typer.Option(help="Show the items under this code prefix instead, such as 0,12,7; * is any code: *,12.")
+    beams: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Kept codes shown per level, in addition to those of results.")
+    ] = 3,
+    rejected: Annotated[int, typer.Option(metavar="N", min=0, help="Rejected codes shown per level.")] = 2,
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", metavar="ID", help="Show the codes of this item instead of a query. Repeatable.")
     ] = None,
-    neighbours: Annotated[int, typer.Option(min=0, help="Items shown under each code of an item.")] = 3,
+    prefix: Annotated[
+        str | None, typer.Option(help="Show the items under this code prefix, such as 0,12,7. * matches any code: *,12.")
+    ] = None,
+    neighbours: Annotated[int, typer.Option(metavar="N", min=0, help="Items shown under each code of an item.")] = 3,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show which plan found the results of a query, and how a beam search generates their IDs: at every level the codes that the
-    decoder keeps and rejects, with their log-probability and the items under them. Or the codes of an item, or the items under a
-    code prefix.
+    """Explain a search: the plan that ran, and the codes that the decoder generates.
+
+    For every level it lists the codes that a beam search keeps and rejects, their log-probabilities and the items under
+    them. --id shows the codes of an item. --prefix shows the items under a code prefix.
 
     Examples:
-
       genius explain my.genius "a red bicycle"
-
       genius explain my.genius --id photos/a.jpg
-
       genius explain my.genius --prefix 0,12
     """
     from genius.index.searching import check_fitted
@@ -278,7 +274,7 @@ def explain(
     text = text or words
     if sum((bool(text or image), bool(ids), prefix is not None)) != 1:
         raise GeniusError("explain a query (text or --image), items (--id), or a code prefix (--prefix)")
-    with opened(path, model, None) as index:
+    with open_index(path, model, None) as index:
         index.model.to(device)
         if prefix is not None or ids:
             check_fitted(index.model, index.path)

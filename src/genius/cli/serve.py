@@ -27,42 +27,43 @@ def register(app: typer.Typer) -> None:
 @command
 def serve(
     indexes: list[str] = typer.Argument(
-        metavar="INDEX...",
-        help="Index folders, made by `genius index`, or s3://... of `genius publish`. Several are collections by their folders' "
-        "names, or as NAME=INDEX.",
+        metavar="INDEX",
+        help="Index folder, or s3://... of `genius publish`. Several become collections: named as their folder, or NAME=INDEX.",
     ),
-    model: str | None = typer.Option(None, help="The model; by default the one the index was built with."),
-    create: bool = typer.Option(False, "--create", help="Create an empty index if there is none (needs --model)."),
-    host: str | None = typer.Option(None, help="Address to listen on (127.0.0.1). Beyond this machine only with API keys."),
-    port: int | None = typer.Option(None, help="Port to listen on (8000); 0 takes a free one."),
+    model: str | None = typer.Option(None, help="Model folder or URI. Default: the index's model."),
+    create: bool = typer.Option(False, "--create", help="Create an empty index if there is none. Needs --model."),
+    host: str | None = typer.Option(None, help="Address to listen on. Default: 127.0.0.1. Other addresses need API keys."),
+    port: int | None = typer.Option(None, help="Port to listen on. Default: 8000. 0: a free port."),
     keys: Path | None = typer.Option(
         None,
-        help="File with API keys, one `read KEY` or `write KEY` per line; read again when it changes. "
-        "Also: GENIUS_API_KEYS='read:KEY,write:KEY'.",
+        help="File with API keys: `read KEY` or `write KEY` per line. Reloaded when it changes. "
+        "Or set GENIUS_API_KEYS='read:KEY,write:KEY'.",
     ),
-    tls_cert: Path | None = typer.Option(None, help="Certificate (PEM, with its chain) to serve HTTPS; needs --tls-key."),
+    tls_cert: Path | None = typer.Option(None, help="Certificate for HTTPS (PEM, with its chain). Needs --tls-key."),
     tls_key: Path | None = typer.Option(None, help="The certificate's private key (PEM, no password)."),
-    audit: Path | None = typer.Option(None, help="File that gets the log lines of changes: who, what, when, status."),
+    audit: Path | None = typer.Option(None, help="Audit log: one line per change, with key, request, time and status."),
     query_log: Path | None = typer.Option(
-        None, help="File that gets the vectors of queries (no text, no image; at most 64 MB), for genius learn. Off by default."
+        None, help="Log of query vectors for `genius learn`: no text, no image, at most 64 MB. Default: none."
     ),
     read_only: bool = typer.Option(False, "--read-only", help="Refuse all changes over HTTP."),
-    config: Path | None = typer.Option(None, help="TOML or JSON file with limits and time limits (docs/serving.md lists them)."),
-    queue: int | None = typer.Option(None, help="Searches that may wait before the response is 503."),
-    batch: int | None = typer.Option(None, help="Most searches that share one pass through the model."),
-    timeout: float | None = typer.Option(None, help="Seconds a search may take, waiting included."),
+    config: Path | None = typer.Option(None, help="TOML or JSON file with limits and timeouts (see docs/serving.md)."),
+    queue: int | None = typer.Option(None, help="Searches that may wait. Further ones get status 503."),
+    batch: int | None = typer.Option(None, help="Largest batch of searches."),
+    timeout: float | None = typer.Option(None, help="Timeout of a search in seconds, including the time in the queue."),
     device: DeviceOption = "auto",
-    workers: int = typer.Option(1, min=1, max=256, help="Processes; they share what they read of the index."),
+    workers: int = typer.Option(1, metavar="N", min=1, max=256, help="Number of processes. They share the memory of the index."),
     ray: RayOption = None,
-    replicas: str = typer.Option("1", help="With --ray: how many, or at least and at most, such as 2:8."),
-    log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
-    json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address when it listens."),
+    replicas: str = typer.Option("1", help="With --ray: number of replicas, or minimum and maximum, such as 2:8."),
+    log_level: str | None = typer.Option(None, help="Log level: debug, info, warning or error."),
+    json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address once it listens."),
 ) -> None:
-    """Serve indexes over HTTP: an API, and a page at the same address.
+    """Serve indexes over HTTP: an API, and a web page at the same address.
 
-    Without keys it listens on this machine only. SIGTERM finishes requests in flight, then stops.
+    Without API keys it listens on this machine only. On SIGTERM it finishes the requests in flight, then stops.
 
-    Example:  genius serve my.genius  ->  open http://127.0.0.1:8000
+    Examples:
+      genius serve my.genius
+      genius serve photos.genius shop=items.genius --keys keys.txt --host 0.0.0.0
     """
     try:
         import fastapi  # noqa: F401
@@ -105,7 +106,7 @@ def serve(
 
     if ray is not None:
         if create or model is not None or workers > 1 or len(paths) > 1:
-            raise GeniusError("with --ray one index serves as it is: no --create, --model or --workers")
+            raise GeniusError("--ray serves one existing index: leave out --create, --model and --workers")
         _on_ray(next(iter(paths.values())), settings, keys, ray, replicas, device, json_output)
         leave(0)
     open_app = functools.partial(_open_app, paths, model, create, device, settings, keys)
@@ -145,7 +146,7 @@ def _collections(indexes: list[str], settings: ServeConfig) -> tuple[dict[str, P
             path = here(path, follow=True)
         name = name or collection_name(path)
         if name in paths:
-            raise GeniusError(f"two collections are called {name}: name them, such as a={paths[name]} b={path}")
+            raise GeniusError(f"two collections have the name {name}: give names, such as a={paths[name]} b={path}")
         paths[name] = path
     return paths, settings
 
@@ -206,10 +207,9 @@ def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:
 
 @command
 def mcp(path: IndexArgument, model: ModelOption = None, device: DeviceOption = "auto") -> None:
-    """Serve an index to assistants over the Model Context Protocol, on stdin and stdout. It only reads.
+    """Serve an index to AI assistants over the Model Context Protocol, on stdin and stdout. Read-only.
 
     Example of an assistant's configuration:
-
       {"mcpServers": {"photos": {"command": "genius", "args": ["mcp", "/home/me/my.genius"]}}}
     """
     from genius.index import Index

@@ -31,21 +31,29 @@ def train(
     config: str = typer.Argument("", help="A TOML or JSON file, or builtin:NAME (see --list)."),
     output: str = typer.Option("", "--output", "-o", help="Model folder to write; overrides the config."),
     data: str = typer.Option("", "--data", help="Training data; overrides the config."),
-    encoder: str = typer.Option("", "--encoder", help="Encoder of the data, stored with the model (encoder_uri)."),
-    change: list[str] = typer.Option([], "--set", help="Set one field: --set generator.steps=500 (TOML values)."),
+    encoder: str = typer.Option(
+        "", "--encoder", help="Encoder of the training data. Stored with the model (config field encoder_uri)."
+    ),
+    change: list[str] = typer.Option(
+        [], "--set", metavar="NAME=VALUE", help="Set one config field: --set generator.steps=500. Repeatable."
+    ),
     listing: bool = typer.Option(False, "--list", help="List the built-in configs and exit."),
     fields: bool = typer.Option(False, "--fields", help="Show every field of a config and exit."),
     device: DeviceOption = "auto",
     ray: RayOption = None,
-    workers: int = typer.Option(0, min=0, help="With --ray: processes; 0: one per GPU, or two."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress on stderr."),
+    workers: int = typer.Option(0, metavar="N", min=0, help="With --ray: number of processes. 0: one per GPU, or two."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print no progress on stderr."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
     """Train encoder, quantizer and generator from one config file. A run that was stopped continues.
 
-    First try: genius train builtin:tiny --output /tmp/tiny. A few thousand pairs on a laptop: genius train builtin:small --data
-    pairs.jsonl --encoder bundled:mini --output MODEL. Your features: genius train builtin:default --data FEATURES
-    --output MODEL. Your own pairs and settings: docs/training.md.
+    builtin:tiny is a first try on synthetic data. builtin:small is for a few thousand pairs on a laptop. builtin:default is
+    for pre-extracted features. docs/training.md describes training data and config fields.
+
+    Examples:
+      genius train builtin:tiny -o /tmp/tiny
+      genius train builtin:small --data pairs.jsonl --encoder bundled:mini -o MODEL
+      genius train builtin:default --data FEATURES -o MODEL
     """
     from genius.train.config import builtin_about, read_train_config
 
@@ -76,7 +84,7 @@ def train(
         tell({"output": settings.output, **result}, settings.output, as_json)
         return
     from genius.train import train as run
-    from genius.train.journal import next_command, table, verdict
+    from genius.train.journal import hit_rate_table, next_command, verdict
 
     with kept_if_interrupted():
         trained = run(settings, quiet=quiet or as_json)
@@ -86,7 +94,7 @@ def train(
         fingerprint = trained.model.fingerprint()
         emit({"output": settings.output, "fingerprint": fingerprint, "metrics": trained.metrics, "verdict": judged})
         return
-    for line in table(values):
+    for line in hit_rate_table(values):
         print(line)
     if judged is not None:
         print(judged)
@@ -97,18 +105,19 @@ def train(
 @command
 def attach(
     model: Annotated[Path, typer.Argument(help="Model folder without an encoder.")],
-    encoder: Annotated[str, typer.Argument(help="The encoder: a folder, hf-hub:…, uniir:FILE, bundled:NAME.")],
-    features: Annotated[Path | None, typer.Option(help="Features of this encoder to compare with.")] = None,
-    data: Annotated[str, typer.Option(help="Dataset of these features: a few rows are encoded again and compared.")] = "",
+    encoder: Annotated[str, typer.Argument(help="Encoder: a folder, hf-hub:OWNER/NAME, uniir:FILE or bundled:NAME.")],
+    features: Annotated[Path | None, typer.Option(help="Folder of features to compare with.")] = None,
+    data: Annotated[str, typer.Option(help="Dataset of these features. A few rows are encoded again and compared.")] = "",
     split: Annotated[str, typer.Option(help="Split of that dataset.")] = "test",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Store an encoder with a model, so that it reads images and texts.
+    """Store an encoder with a model, so that the model accepts images and texts.
 
-    Their widths must agree. With --features, the features must come from this encoder; with --data, a few rows are encoded
-    again and compared.
+    The widths of encoder and model must agree. With --features, it checks that the features come from this encoder. With
+    --data, it encodes a few rows again and compares them.
 
-    Example: genius attach model uniir:clip_sf_large.pth --features features/test --data mbeir:M-BEIR
+    Example:
+      genius attach MODEL uniir:clip_sf_large.pth --features features/test
     """
     from genius.train.sources import attach_encoder
 
@@ -144,7 +153,7 @@ def fields_page() -> str:
 
 def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
     """Name -> (default, meaning), those of base classes first; a class may give a base's field another default."""
-    found: dict[str, tuple[str, str]] = {}
+    fields: dict[str, tuple[str, str]] = {}
     for owner in reversed(config.__mro__[:-1]):
         above: list[str] = []
         for line in inspect.getsource(owner).splitlines():
@@ -162,8 +171,8 @@ def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
                 continue  # a table of its own
             if "factory" in default:
                 default = "{}"
-            found[name] = (default, meaning or found.get(name, ("", ""))[1])
-    return found
+            fields[name] = (default, meaning or fields.get(name, ("", ""))[1])
+    return fields
 
 
 EVERY = 10.0  # seconds between lines of progress where there is no terminal
@@ -223,40 +232,45 @@ def evaluate_command(
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas (see --list).")
     ] = "dense,genius,genius-r,default,no-decoder-r,codes",
-    beams: Annotated[str, typer.Option(help="Beam widths; beam methods run once for each.")] = "50",
+    beams: Annotated[str, typer.Option(help="Beam widths, separated by commas. Beam methods run once per width.")] = "50",
     pools: Annotated[str, typer.Option(help="Candidate pools: local (task-specific), universal, or both.")] = "local,universal",
-    tasks: Annotated[str, typer.Option(help="Only these tasks, e.g. mscoco_task0,cirr_task7.")] = "",
+    tasks: Annotated[str, typer.Option(help="Only these tasks, such as mscoco_task0,cirr_task7.")] = "",
     out: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for results.md, results.json and TREC runs.")] = None,
     split: Annotated[str, typer.Option(help="Split of the dataset.")] = "test",
-    rerank: Annotated[int, typer.Option(help="Candidates re-ranked by the default search; -1: the model's setting.")] = -1,
+    rerank: Annotated[int, typer.Option(help="Candidates that the default search re-ranks. -1: the model's setting.")] = -1,
     target: Annotated[
-        str, typer.Option(help="given: restrict the search to the target modality. The paper leaves it to the instruction.")
+        str, typer.Option(help="given: search only the target modality. unknown: the instruction tells it, as in the paper.")
     ] = "unknown",
-    queries: Annotated[int, typer.Option(help="Queries per task, evenly spread; 0: all.")] = 0,
-    candidates: Annotated[
-        int, typer.Option(help="Encode a sample of the dataset: this many candidates, with all positives; 0: all.")
-    ] = 0,
-    fused: Annotated[str, typer.Option(help="For feature-fusion: features of an encoder that fuses, or its URI.")] = "",
+    queries: Annotated[int, typer.Option(help="Queries per task, evenly spaced. 0: all.")] = 0,
+    candidates: Annotated[int, typer.Option(help="Encode a sample of this many candidates, all positives included. 0: all.")] = 0,
+    fused: Annotated[
+        str, typer.Option(help="For the method feature-fusion: URI of an encoder that fuses image and text, or its features.")
+    ] = "",
     dense: Annotated[
         list[str] | None,
-        typer.Option(help="Also evaluate another encoder: --dense NAME=URI (or a folder of its features)."),
+        typer.Option(
+            metavar="NAME=URI", help="Also evaluate another encoder, as NAME=URI or NAME=FOLDER of its features. Repeatable."
+        ),
     ] = None,
-    bootstrap: Annotated[int, typer.Option(help="Resamples for confidence intervals; 0: none.")] = 1000,
-    survival: Annotated[int, typer.Option(help="Queries whose positive prefixes are followed level by level; 0: none.")] = 32,
-    cache: Annotated[Path | None, typer.Option(help="Folder that keeps extracted features.")] = None,
+    bootstrap: Annotated[int, typer.Option(help="Bootstrap resamples for confidence intervals. 0: no intervals.")] = 1000,
+    survival: Annotated[
+        int, typer.Option(help="Queries for which beams are followed level by level, to find where positives are lost. 0: none.")
+    ] = 32,
+    cache: Annotated[Path | None, typer.Option(help="Folder that caches extracted features.")] = None,
     device: DeviceOption = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of prompts, bootstrap and tests.")] = 0,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 128,
+    seed: Annotated[int, typer.Option(help="Random seed of prompts, bootstrap and significance tests.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "",
     listing: Annotated[bool, typer.Option("--list", help="List the methods and exit.", is_eager=True, callback=_list)] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Evaluate a model: hit@k, recall, nDCG, throughput, bytes per item, and the level at which beams lose a positive.
+    """Evaluate a model: hit@k, recall, nDCG, throughput, bytes per item, and where beams lose positives.
 
-    Every method searches the same pools with the same queries. `local` searches the candidates of each task, `universal`
-    all candidates together.
+    Every method searches the same pools with the same queries. The pool `local` holds the candidates of one task, `universal`
+    the candidates of all tasks.
 
-    Example: genius eval bundled:mini mbeir:M-BEIR --methods dense,genius,genius-r --beams 30,50 -o results
+    Example:
+      genius eval bundled:mini mbeir:M-BEIR --beams 30,50 -o results
     """
     from genius.encoders.base import find_device
     from genius.evaluate import EvalConfig, evaluate
@@ -265,7 +279,7 @@ def evaluate_command(
     from genius.model.genius import Genius
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
-        raise GeniusError("--target is unknown or given; --pools is local, universal or both")
+        raise GeniusError("--target must be unknown or given; --pools must be local, universal or both")
     device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
     source = Source(
@@ -312,7 +326,7 @@ def named(entries: list[str] | None) -> dict[str, str]:
     for entry in entries or []:
         name, _, what = entry.partition("=")
         if not name.strip() or not what or name in METHODS or name in out:
-            raise GeniusError(f"--dense wants NAME=ENCODER, with a name of its own, got {entry!r}")
+            raise GeniusError(f"--dense takes NAME=URI with a name that is not in use, got {entry!r}")
         out[name.strip()] = what
     return out
 

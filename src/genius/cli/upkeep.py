@@ -12,7 +12,9 @@ from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOptio
 from genius.errors import GeniusError, counted
 from genius.files import url_of
 
-VersionOption = Annotated[int | None, typer.Option(help="An older version instead of the newest (genius info --versions).")]
+VersionOption = Annotated[
+    int | None, typer.Option(help="An older version instead of the newest. `genius info --versions` lists them.")
+]
 SHOWN = 50  # lines printed for people; --json has more
 
 
@@ -26,23 +28,21 @@ def learn(
     path: IndexArgument,
     queries: Annotated[
         Path | None,
-        typer.Option(help="JSONL file: one query per line with the fields of a search request (text, image, target), or vector."),
+        typer.Option(help="JSONL file, one query per line: the fields of a search request (text, image, target), or vector."),
     ] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Drop what was learned before.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove the corrections learned before.")] = False,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Learn from a log of queries: items that are similar to every query are found too often, and are corrected.
+    """Learn a score bias per item from a query log, to correct hubs: items that are similar to every query.
 
-    At least 64 different queries of one direction (such as text -> image) are needed. Lines with "clicked" (ids of items that
-    answered the query) decide how strong the correction is; without them it is weaker for few queries and for queries that
-    disagree. No text and no image is kept. --no-item-bias of genius search switches it off.
+    Needs at least 64 different queries of one direction, such as text -> image. If lines have "clicked" (ids of relevant
+    items), the strength of the correction is chosen by them. Otherwise it is set from the number and the agreement of the
+    queries. No text and no image is stored. `genius search --no-item-bias` ignores the bias.
 
     Examples:
-
       genius learn my.genius --queries log.jsonl
-
       genius learn my.genius --forget
     """
     from dataclasses import asdict
@@ -54,21 +54,21 @@ def learn(
         raise GeniusError("give either --queries FILE or --forget")
     with Index.open(path, model) as index:
         if forget:
-            there = index.forget()
+            forgotten = index.forget()
             if as_json:
-                emit({"forgotten": there})
+                emit({"forgotten": forgotten})
             else:
-                print("forgotten" if there else "there was nothing to forget")
+                print("forgotten" if forgotten else "there was nothing to forget")
             return
         assert queries is not None
         index.model.to(device)
-        found = index.learn(read_log(queries))
+        report = index.learn(read_log(queries))
     if as_json:
-        emit(asdict(found))
+        emit(asdict(report))
         return
-    left_out = f"{found.ignored:,} unlike this collection, {found.skipped:,} unreadable"
-    print(f"learned from {counted(found.queries, 'query vector')} (left out: {left_out})")
-    for direction in found.directions:
+    left_out = f"{report.ignored:,} unlike this collection, {report.skipped:,} unreadable"
+    print(f"learned from {counted(report.queries, 'query vector')} (left out: {left_out})")
+    for direction in report.directions:
         shown = f"weight {direction.weight:.2f}, temperature {direction.temperature:g}, {direction.queries:,} queries"
         print(f"  {direction.query} -> {direction.target}: {shown}")
 
@@ -76,18 +76,15 @@ def learn(
 @command
 def check(
     path: IndexArgument,
-    fast: Annotated[bool, typer.Option("--fast", help="Compare sizes, and checksums of small files only.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Compare only file sizes, and checksums of small files.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare an index with its checksums. Nothing is changed.
+    """Verify an index against its checksums. Nothing is changed.
 
-    Lists what differs from what was written. Exit status 0: no damage; 1: damage; 2: no index. Safe while others search
-    and write.
+    Lists every damaged file and row. Safe while others search and write. Exit status 0: no damage. 1: damage. 2: no index.
 
     Examples:
-
       genius check my.genius
-
       genius check my.genius --fast --json
     """
     from genius.index.check import check as look
@@ -120,12 +117,10 @@ def repair(
     """Repair a damaged index: keep every undamaged item of the newest readable version.
 
     Lists the rows that are lost. Nothing is deleted: damaged files are moved to the folder aside/. An undamaged index is
-    left as it is.
+    not changed.
 
     Examples:
-
       genius repair my.genius
-
       genius repair my.genius --model bundled:mini --json
     """
     from genius.index.repair import repair as mend
@@ -150,15 +145,13 @@ def snapshot(
     version: VersionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an index in its present state, while others search and write.
+    """Copy an index as of now, while others search and write.
 
-    The copy is an index itself: search it, check it, restore from it. Every row is compared with its checksum. Images that
-    were indexed by path, and the model, are referenced, not copied.
+    The copy is an index: it can be searched, checked and restored from. Every row is verified against its checksum. Image
+    files and the model are referenced, not copied.
 
     Examples:
-
       genius snapshot my.genius backups/monday.genius
-
       genius restore backups/monday.genius my.genius --replace
     """
     from genius.index.repair import snapshot as copy
@@ -172,18 +165,16 @@ def restore(
     source: Annotated[Path, typer.Argument(help="A snapshot, or any index of the same model.", metavar="SNAPSHOT")],
     path: IndexArgument,
     version: VersionOption = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace all items of an index that exists.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace all items of an existing index.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore a snapshot: as a new index, or (--replace) into one that others are searching.
+    """Restore a snapshot as a new index, or with --replace into an index that is in use.
 
-    Replacing is one atomic change: a search sees all old items or all restored ones. The old state stays as an older
-    version; to return to a version, name the index as its own snapshot.
+    Replacing is atomic: a search sees either all old items or all restored ones. The old state remains as an older
+    version. To return to an older version, give the index as its own snapshot.
 
     Examples:
-
       genius restore backups/monday.genius my.genius --replace
-
       genius restore my.genius my.genius --version 12 --replace
     """
     from genius.index.repair import restore as bring
@@ -196,24 +187,23 @@ def restore(
 def reencode(
     path: IndexArgument,
     encoder: Annotated[
-        str | None, typer.Option(help="The new encoder: hf-hub:OWNER/NAME, bundled:NAME or a folder; a model is fitted over it.")
+        str | None,
+        typer.Option(help="The new encoder: hf-hub:OWNER/NAME, bundled:NAME or a folder. Codes are fitted to its vectors."),
     ] = None,
     back: Annotated[bool, typer.Option("--back", help="Return to the encoder before the last switch.")] = False,
     skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out items whose image file is gone, instead of refusing.")
+        bool, typer.Option("--skip-missing", help="Leave out items whose image file is gone, instead of failing.")
     ] = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Switch an index to another encoder while it is searched and changed.
+    """Switch an index to another encoder while others search and write.
 
-    The old index answers until the new one is complete; processes that have it open follow. Run it again after a kill:
+    Searches use the old vectors until all items are encoded. Open processes follow the switch. After a kill, run it again:
     finished parts are re-used. The old index is kept until the next switch.
 
     Examples:
-
       genius reencode my.genius --encoder hf-hub:google/siglip2-base-patch16-224
-
       genius reencode my.genius --back
     """
     from genius.cli.common import kept_if_interrupted, phases
@@ -249,17 +239,18 @@ def reencode(
 @command
 def publish(
     path: IndexArgument,
-    url: Annotated[str, typer.Argument(help="Where to: s3://BUCKET/NAME.genius.", metavar="URL")],
+    url: Annotated[str, typer.Argument(help="Destination: s3://BUCKET/NAME.genius.", metavar="URL")],
     alone: Annotated[
-        bool, typer.Option("--alone", help="No other process publishes there: discard what an interrupted publish left.")
+        bool, typer.Option("--alone", help="Discard what an interrupted publish left. Only if no other process publishes there.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an index to an object store, or update the copy: only new files are sent.
+    """Copy an index to an object store, or update the copy. Only new files are sent.
 
     `genius serve s3://BUCKET/NAME.genius` serves the copy and follows later updates.
 
-    Example:  genius publish my.genius s3://shop/my.genius
+    Example:
+      genius publish my.genius s3://shop/my.genius
     """
     from genius.scale.objects import publish as send
 

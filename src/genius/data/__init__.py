@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from genius.data.collection import Collection, JudgedQuery, Problems, Task, files_fingerprint
+from genius.data.collection import Collection, JudgedQuery, ProblemCounter, Task, files_fingerprint
 from genius.data.mbeir import MBeir
 from genius.data.readers import TABLE_SUFFIXES, Row, csv_rows, read_rows
 from genius.errors import GeniusError
@@ -62,7 +62,7 @@ class Pairs:
         self._task_of: dict[str, int] = {}
         self._own: list[dict[str, None]] = []  # of each task: the ids of its candidates
         tasks: dict[tuple[str, Modality, Modality], int] = {}
-        problems = Problems()
+        problems = ProblemCounter()
         for number, row in read_pairs(self.path):
             try:
                 if isinstance(row, str):
@@ -87,10 +87,10 @@ class Pairs:
         item = Item(name, image=image, text=text)
         known = self._items.setdefault(name, item)
         if (known.image, known.text) != (item.image, item.text):
-            raise GeniusError(f"item {name!r} has two contents")
+            raise GeniusError(f"item {name!r} occurs with different contents")
         target = item.modality
         if row.get("target") and Modality.parse(row["target"]) != target:
-            raise GeniusError(f"target says {Modality.parse(row['target']).label}, item {name!r} is {item.modality.label}")
+            raise GeniusError(f"the target is {Modality.parse(row['target']).label}, but item {name!r} is {item.modality.label}")
         query_image = self._image(row.get("query_image"))
         query_text = _text(row.get("query_text"))
         modality = Query(text=query_text, image=query_image).modality
@@ -98,7 +98,7 @@ class Pairs:
         query = Query(text=query_text, image=query_image, instruction=instruction)
         query_id = str(row.get("query_id") or "") or _digest(query_image, query_text, instruction)
         if self._queries.setdefault(query_id, query) != query:
-            raise GeniusError(f"query {query_id!r} has two contents")
+            raise GeniusError(f"query {query_id!r} occurs with different contents")
         task = tasks.setdefault((_text(row.get("dataset")) or self.name, modality, target), len(tasks))
         if task == len(self._own):
             self._own.append({})
@@ -238,10 +238,10 @@ class Karpathy:
 
     @staticmethod
     def _find(root: Path) -> Path:
-        found = sorted(root.glob("dataset_*.json"))
-        if not found:
+        files = sorted(root.glob("dataset_*.json"))
+        if not files:
             raise GeniusError(f"no Karpathy split file (dataset_coco.json, dataset_flickr30k.json) in {root}")
-        return found[0]
+        return files[0]
 
     def _path(self, image: dict[str, Any]) -> str:
         name = str(image["filename"])

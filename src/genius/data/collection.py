@@ -93,7 +93,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
         raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-class Problems:
+class ProblemCounter:
     """Counts problems by description and keeps the first examples, for one line at the end."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     Raises:
         GeniusError: One line with all problems.
     """
-    problems = Problems()
+    problems = ProblemCounter()
     known: set[str] = set()
     for item in collection.pool():
         problems.once(item.id, known, "candidate ids")
@@ -152,12 +152,12 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     local: list[set[str] | None] = []
     for number, task in enumerate(collection.tasks):
         ids = collection.local_pool(number)
-        own = set[str]()
+        query_positives = set[str]()
         for name in ids or ():
-            problems.once(name, own, f"candidate ids of the pool of {task.key}")
-        for name in own - known:
+            problems.once(name, query_positives, f"candidate ids of the pool of {task.key}")
+        for name in query_positives - known:
             problems.add(f"candidates of the pool of {task.key} are not in the universal pool", name)
-        local.append(None if ids is None else own)
+        local.append(None if ids is None else query_positives)
     seen: set[str] = set()
     per_task = [0] * len(collection.tasks)
     pairs = elsewhere = 0
@@ -189,7 +189,7 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
     return Summary(len(seen), len(known), pairs, counts, elsewhere)
 
 
-def _check_image(image: object, name: str, problem: str, problems: Problems) -> None:
+def _check_image(image: object, name: str, problem: str, problems: ProblemCounter) -> None:
     if isinstance(image, str | Path) and not Path(image).is_file():
         problems.add(problem, f"{name}: {image}")
 
@@ -237,10 +237,10 @@ class Sample:
         return (item for item in self.inner.pool() if item.id in self._kept)
 
     def local_pool(self, task: int) -> Iterator[str] | None:
-        own = self.inner.local_pool(task)
-        if own is None:
+        pool = self.inner.local_pool(task)
+        if pool is None:
             return None
-        return (name for name in own if name in self._kept)
+        return (name for name in pool if name in self._kept)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.inner.fingerprint()}:{self._sizes}:{self.seed}".encode()).hexdigest()[:24]

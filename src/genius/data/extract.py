@@ -140,9 +140,9 @@ def _plan(collection: Collection) -> _Plan:
             times[judged.id] = judged.times
     pools = {}
     for number in range(len(collection.tasks)):
-        own = collection.local_pool(number)
-        if own is not None:
-            pools[number] = list(dict.fromkeys(own))
+        pool = collection.local_pool(number)
+        if pool is not None:
+            pools[number] = list(dict.fromkeys(pool))
     names = {number: task.key for number, task in enumerate(collection.tasks)}
     return _Plan(query_ids, tasks, positives, pool_ids, pools, names, times)
 
@@ -169,8 +169,8 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
             return  # made elsewhere: nothing to compare with
         write_json(path, stamp)
         return
-    found = {"precision": "fp32", **json.loads(path.read_text(encoding="utf-8"))}  # older ones do not say
-    different = [key for key in stamp if found.get(key) != stamp[key]]
+    stored = {"precision": "fp32", **json.loads(path.read_text(encoding="utf-8"))}  # older ones do not say
+    different = [key for key in stamp if stored.get(key) != stamp[key]]
     if different:
         raise GeniusError(f"{directory} holds features of another {different[0]}: give another folder, or delete this one")
 
@@ -248,17 +248,18 @@ class _Shards:
 
     def fill(self, stream: Iterator[Any]) -> None:
         size = self.config.shard_rows
-        mine = {s: min(size, self.rows - s * size) for s in range(self.config.rank, -(-self.rows // size), self.config.world)}
-        todo = [shard for shard in mine if not _mark(self.directory, self.name, shard).is_file()]
-        total = sum(mine.values())
-        done = total - sum(mine[shard] for shard in todo)
+        shards = range(self.config.rank, -(-self.rows // size), self.config.world)
+        shard_sizes = {shard: min(size, self.rows - shard * size) for shard in shards}
+        todo = [shard for shard in shard_sizes if not _mark(self.directory, self.name, shard).is_file()]
+        total = sum(shard_sizes.values())
+        done = total - sum(shard_sizes[shard] for shard in todo)
         self._say(done, total)
         position = 0
         for shard in todo:
-            inputs = list(itertools.islice(stream, shard * size - position, shard * size - position + mine[shard]))
-            position = shard * size + mine[shard]  # `inputs` are paths and texts, not images
+            inputs = list(itertools.islice(stream, shard * size - position, shard * size - position + shard_sizes[shard]))
+            position = shard * size + shard_sizes[shard]  # `inputs` are paths and texts, not images
             self._encode(shard, inputs, done, total)
-            done += mine[shard]
+            done += shard_sizes[shard]
             self._say(done, total)
 
     def _encode(self, shard: int, inputs: list[Any], done: int, total: int) -> None:
@@ -316,19 +317,19 @@ def _encode(
     workers: PictureWorkers | None,
 ) -> tuple[Features, list[str]]:
     """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
-    how: dict[str, Any] = {"batch_size": config.batch_size, "on_progress": advance, "workers": workers}
+    options: dict[str, Any] = {"batch_size": config.batch_size, "on_progress": advance, "workers": workers}
     if config.fusion == "feature":
         if not isinstance(encoder, PairEncoder):
             raise GeniusError("feature fusion needs an encoder that provides encode_pairs")
-        features, kept, problems = encode_joint(encoder, inputs, on_error=config.on_error, **how)
+        features, kept, problems = encode_joint(encoder, inputs, on_error=config.on_error, **options)
         return _spread(features, kept, len(inputs)), problems
     if not isinstance(encoder, Encoder):
         raise GeniusError("this encoder fuses features itself: extract with fusion 'feature'")
     if inputs and isinstance(inputs[0], Query):
         if config.on_error == "raise":
-            return encode_queries(encoder, inputs, **how), []
+            return encode_queries(encoder, inputs, **options), []
         inputs = [Item(f"query {i}", image=query.image, text=query_text(query)) for i, query in enumerate(inputs)]
-    features, kept, problems = encode_items(encoder, inputs, on_error=config.on_error, **how)
+    features, kept, problems = encode_items(encoder, inputs, on_error=config.on_error, **options)
     if len(kept) == len(inputs):
         return features, []
     return _spread(features, kept, len(inputs)), problems

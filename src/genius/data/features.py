@@ -72,17 +72,15 @@ class FeatureSet:
         if self.tasks.shape != (len(self.queries),):
             raise GeniusError(f"{len(self.queries)} queries but tasks of shape {tuple(self.tasks.shape)}")
         if self.times is not None and (self.times.shape != (len(self.queries),) or (self.times < 1).any()):
-            raise GeniusError(
-                f"{len(self.queries)} queries but {tuple(self.times.shape)} numbers, from 1, of how often they occur"
-            )
+            raise GeniusError(f"{len(self.queries)} queries need as many positive counts, got shape {tuple(self.times.shape)}")
         if self.pairs.ndim != 2 or self.pairs.shape[1] != 2:
             raise GeniusError(f"pairs have shape {tuple(self.pairs.shape)}, expected (P, 2)")
         limits = torch.tensor([len(self.queries), len(self.pool)])
         if self.pairs.numel() and ((self.pairs < 0) | (self.pairs >= limits)).any():
-            raise GeniusError("pairs name rows that do not exist")
+            raise GeniusError("pairs refer to rows that do not exist")
         for task, local in self.pools.items():
             if local.numel() and (int(local.min()) < 0 or int(local.max()) >= len(self.pool)):
-                raise GeniusError(f"the pool of task {self.task_name(task)} names rows that do not exist")
+                raise GeniusError(f"the pool of task {self.task_name(task)} refers to rows that do not exist")
         return self
 
     def task_name(self, task: int) -> str:
@@ -278,7 +276,7 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
     return torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
 
 
-def hash_id(name: str, per_dataset: int) -> int:
+def published_id(name: str, per_dataset: int) -> int:
     """M-BEIR's "d:i" -> d * per_dataset + i."""
     dataset, _, number = name.partition(":")
     if not (dataset.isdecimal() and number.isdecimal()) or int(number) >= per_dataset:
@@ -324,7 +322,7 @@ def write_published(path: str | Path, features: Features, ids: Sequence[str], pe
         "text": features.text,
         "img_mask": features.image_mask.long(),
         "text_mask": features.text_mask.long(),
-        "id_to_index": {hash_id(name, per_dataset): row for row, name in enumerate(ids)},
+        "id_to_index": {published_id(name, per_dataset): row for row, name in enumerate(ids)},
     }
     write_whole(Path(path), lambda temporary: torch.save(body, temporary))
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genius.data.collection import JudgedQuery, Problems, Task, files_fingerprint, read_jsonl
+from genius.data.collection import JudgedQuery, ProblemCounter, Task, files_fingerprint, read_jsonl
 from genius.data.readers import Row
 from genius.errors import GeniusError
 from genius.types import TEMPLATES, Item, Modality, Query
@@ -97,7 +97,7 @@ def order_of(key: str) -> tuple[int, int, str]:
     return (1, int(number) if number.isdecimal() else 99, key)
 
 
-def part_of(split: str) -> str:
+def pool_split(split: str) -> str:
     """train, val or test: whose pools a split's queries search."""
     return split.removeprefix("union_")
 
@@ -110,7 +110,7 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
             raise GeniusError(f"no M-BEIR queries at {path}")
         return [QueryFile(path, None, None, None)]
     folder = root / "query" / split
-    found: list[tuple[tuple[int, int, str], QueryFile]] = []
+    files: list[tuple[tuple[int, int, str], QueryFile]] = []
     for path in sorted(folder.glob("mbeir_*.jsonl")):
         qrels: Path | None = root / "qrels" / split / f"{path.stem}_qrels.txt"
         if qrels is not None and not qrels.is_file():
@@ -119,37 +119,37 @@ def query_files(root: Path, split: str) -> list[QueryFile]:
         dataset = _DATASET_FILE.search(path.name)
         if task is not None and task["split"] == split:
             key = f"{task['name']}_task{task['task']}"
-            found.append((order_of(key), QueryFile(path, qrels, task["name"], key)))
+            files.append((order_of(key), QueryFile(path, qrels, task["name"], key)))
         elif dataset is not None and dataset["split"] == split and dataset["name"] != "union":
-            own = [order_of(key) for key in ROWS if key.startswith(f"{dataset['name']}_task")]
-            first = min(own, default=(1, 99, path.name))
-            found.append((first, QueryFile(path, qrels, dataset["name"], None)))
-    if not found:
+            task_order = [order_of(key) for key in ROWS if key.startswith(f"{dataset['name']}_task")]
+            first = min(task_order, default=(1, 99, path.name))
+            files.append((first, QueryFile(path, qrels, dataset["name"], None)))
+    if not files:
         raise GeniusError(
             f"no M-BEIR queries at {folder}: expected files like mbeir_mscoco_task0_{split}.jsonl or mbeir_mscoco_{split}.jsonl"
         )
-    return [file for _, file in sorted(found, key=lambda entry: entry[0])]
+    return [file for _, file in sorted(files, key=lambda entry: entry[0])]
 
 
 def splits_there(root: Path) -> list[str]:
     """The splits of a download; one clear line where there is none."""
     if not (root / "query").is_dir() and not (root / "cand_pool").is_dir():
         raise GeniusError(f"{root} is no download of M-BEIR: it has neither query/ nor cand_pool/")
-    found = [split for split in SPLITS if (root / "query" / split).is_dir()]
-    if not found:
+    splits = [split for split in SPLITS if (root / "query" / split).is_dir()]
+    if not splits:
         raise GeniusError(f"{root} has no queries: expected folders such as {root / 'query' / 'test'}")
-    return found
+    return splits
 
 
 def local_pools(root: Path, key: str, split: str) -> list[Path]:
     """Where a task's own pool may be, the likeliest last: MSCOCO has one for each split, the others one for all."""
     folder = root / "cand_pool" / "local"
-    part = part_of(split)
+    part = pool_split(split)
     return [folder / f"mbeir_{key}_{part}_cand_pool.jsonl", folder / f"mbeir_{key}_cand_pool.jsonl"]
 
 
 def union_pool(root: Path, split: str) -> Path:
-    return root / "cand_pool" / "global" / f"mbeir_union_{part_of(split)}_cand_pool.jsonl"
+    return root / "cand_pool" / "global" / f"mbeir_union_{pool_split(split)}_cand_pool.jsonl"
 
 
 def refuse_pointer(path: Path) -> None:
@@ -238,18 +238,18 @@ class MBeir:
     def _local_pool(self, key: str) -> Path | None:
         """The task's own candidates. Queries in mixed files have none: they search the union pool of the split."""
         places = local_pools(self.root, key, self.split)
-        found = next((path for path in places if path.is_file()), None)
+        pool = next((path for path in places if path.is_file()), None)
         mixed = all(file.task != key for file in self.files)
         if mixed and union_pool(self.root, self.split).is_file():
             return None
-        if found is None:
+        if pool is None:
             missing = places[1]
             if mixed:
                 missing = union_pool(self.root, self.split)
             elif key.startswith("mscoco_"):
                 missing = places[0]
             raise GeniusError(f"the candidate pool {missing} is missing (choose tasks to do without {key})")
-        return found
+        return pool
 
     # -- instructions ------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class MBeir:
         image = row.get("query_img_path") if task.query != TEXT else None
         text = row.get("query_txt") if task.query != IMAGE else None
         if (task.query != TEXT and not image) or (task.query != IMAGE and not text):
-            raise GeniusError(f"{path}: query {name} lacks the {task.query.label} that its task wants")
+            raise GeniusError(f"{path}: query {name} has no {task.query.label}, which its task needs")
         path_of_image = str(self.root / image) if image else None
         query = Query(text=text, image=path_of_image, instruction=self.instruction(name, task))
         positives = row.get("pos_cand_list") or []
@@ -313,18 +313,18 @@ class MBeir:
     def pool(self) -> Iterator[Item]:
         """Every candidate once. Test has a file of them; that of val holds too few, so val joins the local pools."""
         union = union_pool(self.root, self.split)
-        own = [path for path in dict.fromkeys(self.pools) if path is not None]
-        if len(own) < len(set(self.pools)) or (self.split != "val" and self.whole and union.is_file()):
+        paths = [path for path in dict.fromkeys(self.pools) if path is not None]
+        if len(paths) < len(set(self.pools)) or (self.split != "val" and self.whole and union.is_file()):
             yield from self._items(union)
             return
         seen: set[str] = set()
-        for path in own:  # pools may share candidates; one that a file has twice is an error of `check_collection`
-            here: set[str] = set()
+        for path in paths:  # pools may share candidates; one that a file has twice is an error of `check_collection`
+            local_ids: set[str] = set()
             for item in self._items(path):
                 if item.id not in seen:
-                    here.add(item.id)
+                    local_ids.add(item.id)
                     yield item
-            seen |= here
+            seen |= local_ids
 
     def local_pool(self, task: int) -> Iterator[str] | None:
         path = self.pools[task]
@@ -351,11 +351,11 @@ def candidate(row: Row, root: Path, path: Path) -> Item:
     try:
         modality = Modality.parse(str(row.get("modality", "")))
     except (GeniusError, ValueError):
-        raise GeniusError(f"{path}: candidate {name} is of no known modality ({row.get('modality')!r})") from None
+        raise GeniusError(f"{path}: candidate {name} has an unknown modality ({row.get('modality')!r})") from None
     image = row.get("img_path") if modality != TEXT else None
     text = row.get("txt") if modality != IMAGE else None
     if (modality != TEXT and not image) or (modality != IMAGE and not (text or "").strip()):
-        raise GeniusError(f"{path}: candidate {name} lacks the {modality.label} that it is said to be")
+        raise GeniusError(f"{path}: candidate {name} is declared as {modality.label} but has no such content")
     return Item(name, image=str(root / image) if image else None, text=text)
 
 
@@ -392,9 +392,9 @@ def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[s
                 raise GeniusError(
                     f"{path} is not an instruction file: it needs query_modality, cand_modality, dataset_id"
                 ) from None
-            found = [str(v).strip() for name, v in row.items() if str(name).startswith("prompt") and v and v.strip()]
-            if found:
-                prompts.setdefault(key, []).extend(found)
+            row_prompts = [str(v).strip() for name, v in row.items() if str(name).startswith("prompt") and v and v.strip()]
+            if row_prompts:
+                prompts.setdefault(key, []).extend(row_prompts)
     if not prompts:
         raise GeniusError(f"{path} holds no prompts")
     return prompts
@@ -403,7 +403,7 @@ def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[s
 def read_qrels(path: Path) -> dict[str, list[str]]:
     """query id -> ids of relevant candidates. Lines are `qid 0 did relevance [task]`."""
     out: dict[str, list[str]] = {}
-    problems = Problems()
+    problems = ProblemCounter()
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             parts = line.split()

@@ -152,13 +152,13 @@ def _read_csv(path: Path, types: Mapping[str, str] | None) -> Iterator[tuple[int
 
 def _types_of_all(path: Path) -> dict[str, str]:
     """Columns of which every value is a number, or a boolean."""
-    found: dict[str, set[str]] = {}
+    seen_types: dict[str, set[str]] = {}
     for _, row in csv_rows(path):
         if not isinstance(row, str):
             for name, value in row.items():
                 if value and name is not None:
-                    found.setdefault(name, set()).add(csv_type(value))
-    return {name: next(iter(types)) for name, types in found.items() if len(types) == 1}
+                    seen_types.setdefault(name, set()).add(csv_type(value))
+    return {name: next(iter(types)) for name, types in seen_types.items() if len(types) == 1}
 
 
 def _cell(value: str, wanted: str | None) -> str | int | float | bool | None:
@@ -273,7 +273,7 @@ def _batch_size(about: Any, packed: int) -> int:
     for group in map(about.row_group, range(about.num_row_groups)):
         unfolded = max(1, group.total_byte_size)
         if unfolded > MAX_UNFOLDED and unfolded > MAX_RATIO * packed:
-            raise GeniusError(f"{packed:,} bytes unfold to {unfolded:,}: too many to be data")
+            raise GeniusError(f"{packed:,} compressed bytes expand to {unfolded:,}: refused")
         rows = min(rows, BATCH_BYTES * group.num_rows // unfolded)
         if unfolded > FOLDED * packed:
             rows = min(rows, LARGEST_BATCH // unfolded)

@@ -100,9 +100,9 @@ def synthetic_features(
     task = torch.arange(queries) % len(directions)
     wanted = torch.empty(queries, dtype=torch.long)
     for number in range(len(directions)):
-        own = task == number
+        task_rows = task == number
         rows = (owner == number).nonzero()[:, 0]
-        wanted[own] = rows[torch.randint(len(rows), (int(own.sum()),), generator=random_)]
+        wanted[task_rows] = rows[torch.randint(len(rows), (int(task_rows.sum()),), generator=random_)]
     query_content = content[wanted] + noise * 0.8 * normal(queries, width)
     query_modality = torch.tensor([int(query) for query, _ in directions])[task]
     instruction = normal(3, width)[modality[wanted]] * 0.5  # the query's text says which modality it wants

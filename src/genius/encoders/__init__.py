@@ -180,7 +180,7 @@ def _image_module(directory: Path) -> Path:
             "such as a CLIP, or pass the object to Genius.from_encoder"
         )
     if other is not None:
-        raise GeniusError(f"{directory} has a {other} layer behind its towers, which this version does not read")
+        raise GeniusError(f"{directory} has a {other} layer after its towers, which is not supported")
     return paths[0]
 
 

@@ -229,10 +229,10 @@ class _Row(NamedTuple):
 _Batch = Sequence[tuple[_Row, Image.Image | None]]
 
 
-def _row(one: Item | Query) -> _Row:
-    if isinstance(one, Query):
-        return _Row(one.image, query_text(one), "the query")
-    return _Row(one.image, format_text(one.text or ""), one.id)
+def _row(item: Item | Query) -> _Row:
+    if isinstance(item, Query):
+        return _Row(item.image, query_text(item), "the query")
+    return _Row(item.image, format_text(item.text or ""), item.id)
 
 
 def _encode(

@@ -59,10 +59,10 @@ class UniirCheckpoint:
         """Read the checkpoint at `directory`: a file, or a folder with exactly one `.pth`."""
         path = Path(directory)
         if path.is_dir():
-            found = sorted(path.glob("*.pth"))
-            if len(found) != 1:
-                raise GeniusError(f"{path} holds {len(found)} .pth files; name the UniIR checkpoint itself")
-            path = found[0]
+            files = sorted(path.glob("*.pth"))
+            if len(files) != 1:
+                raise GeniusError(f"{path} holds {len(files)} .pth files; name the UniIR checkpoint itself")
+            path = files[0]
         state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
         for reader in _uniir_readers:
             encoder = reader(state, path)
@@ -164,10 +164,10 @@ class OpenClipFolder:
                 std=tuple(pixels.get("std", CLIP_STD)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise GeniusError(f"{where}: {CONFIG} lacks or spoils {error}") from None
+            raise GeniusError(f"{where}: {CONFIG}: the field {error} is missing or invalid") from None
         weights = next((directory / name for name in WEIGHTS if (directory / name).is_file()), None)
         if weights is None:
-            raise GeniusError(f"{where}: {WEIGHTS[0]} is missing; weights in other formats are not read")
+            raise GeniusError(f"{where}: {WEIGHTS[0]} is missing; other weight formats are not supported")
         # a text tower of its own class has its names under "text."
         state = {name.removeprefix("text."): tensor for name, tensor in read_tensors(weights).items() if name != "logit_bias"}
         activation = "gelu"
@@ -180,11 +180,13 @@ def _refuse_others(vision: dict[str, Any], text: dict[str, Any], pixels: dict[st
     for settings in (vision, text):
         for name, owner in OTHER_TOWERS.items():
             if settings.get(name):
-                raise GeniusError(f"{where}: a tower is {owner}'s {settings[name]}; only open_clip's own transformers are read")
+                raise GeniusError(
+                    f"{where}: a tower is {owner}'s {settings[name]}; only open_clip's own transformers are supported"
+                )
         for name, known in OTHER_WAYS.items():
             if settings.get(name, known[0]) not in known:
-                raise GeniusError(f"{where}: {name} = {settings[name]!r} is not read")
+                raise GeniusError(f"{where}: {name} = {settings[name]!r} is not supported")
     if not isinstance(vision.get("layers"), int):
-        raise GeniusError(f"{where}: a ResNet is not read, only vision transformers")
+        raise GeniusError(f"{where}: ResNet image towers are not supported, only vision transformers")
     if pixels.get("resize_mode", "shortest") not in ("shortest", "squash"):
-        raise GeniusError(f"{where}: resize_mode = {pixels['resize_mode']!r} is not read")
+        raise GeniusError(f"{where}: resize_mode = {pixels['resize_mode']!r} is not supported")

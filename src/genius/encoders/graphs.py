@@ -51,7 +51,7 @@ class Graphs:
         except FileNotFoundError:
             raise GeniusError(f"{directory} holds no graphs: genius export graphs makes them") from None
         if not isinstance(body, dict) or body.get("format") != FORMAT or not isinstance(body.get("settings"), dict):
-            raise GeniusError(f"{path} does not describe graphs that this version reads: genius export graphs makes them anew")
+            raise GeniusError(f"{path} does not describe graphs that this version reads: run genius export graphs again")
         self.settings: dict[str, Any] = body["settings"]
         self.fingerprint = str(body.get("fingerprint"))
         check_files(directory, body.get("sha256"), path.name)
@@ -126,7 +126,7 @@ class GraphEncoder:
             self._length = int(settings["length"])
             self.pixels = from_dict(Pixels, settings["pixels"], where)
         except (KeyError, TypeError, ValueError) as error:
-            raise GeniusError(f"{where} lacks or spoils {error}") from None
+            raise GeniusError(f"{where}: the field {error} is missing or invalid") from None
 
     @classmethod
     def load(cls, directory: Path) -> Self:

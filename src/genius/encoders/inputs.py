@@ -103,7 +103,7 @@ class Pixels:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_SIDE or not 0 <= self.resize <= MAX_SIDE:
-            raise GeniusError(f"pictures of {self.size} (from {self.resize}) pixels a side: at most {MAX_SIDE}")
+            raise GeniusError(f"image size {self.size} and resize {self.resize} must be at most {MAX_SIDE} pixels")
         _check_colours(self.mean, self.std)
 
     def prepare(self, picture: Image.Image) -> Image.Image:

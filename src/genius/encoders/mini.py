@@ -56,10 +56,12 @@ class MiniConfig:
                 continue
             raise GeniusError(f"{name} must be positive, got {value}")
         if self.image_width % self.head_width or self.text_width % self.head_width:
-            raise GeniusError(f"heads of {self.head_width} do not divide towers of {self.image_width} and {self.text_width}")
+            raise GeniusError(
+                f"the head width {self.head_width} must divide the tower widths {self.image_width} and {self.text_width}"
+            )
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A pre-norm transformer block."""
 
     def __init__(self, width: int, head_width: int) -> None:
@@ -142,7 +144,7 @@ class ImageTower(nn.Module):
             *(Residual(width, normed) for _ in range(config.image_residuals)),
         )
         self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.1)
-        self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.image_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, config.head_width) for _ in range(config.image_layers))
         self.norm = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 1)  # how much each place says
         self.head = nn.Linear(2 * width, config.width)
@@ -175,7 +177,7 @@ class TextTower(nn.Module):
         if narrow != width:
             self.widen = nn.Linear(narrow, width, bias=False)
         self.positions = nn.Parameter(torch.randn(config.text_length, width) * 0.1)
-        self.blocks = nn.ModuleList(Block(width, config.head_width) for _ in range(config.text_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, config.head_width) for _ in range(config.text_layers))
         self.norm = nn.LayerNorm(width)
         self.attend = nn.Linear(width, 1)  # how much each token says: an instruction less than the words after it
         self.head = nn.Linear(2 * width, config.width)
@@ -249,7 +251,9 @@ class MiniEncoder(nn.Module):
             shapes = {name: shapes[name] for name in tensor_names(shapes)}
             tokens = Tokens.load(directory / TOKENIZER, config.text_length)
             if tokens.largest() >= config.text_vocabulary:
-                raise GeniusError(f"the tokenizer has ids up to {tokens.largest()}, the model {config.text_vocabulary} words")
+                raise GeniusError(
+                    f"the tokenizer has token ids up to {tokens.largest()}, the model a vocabulary of {config.text_vocabulary}"
+                )
             encoder = build(lambda: cls(config, tokens), shapes, str(path))
             check_fit(encoder, shapes, str(path))
             encoder.load_state_dict(unpack(read_tensors(path)), assign=True)

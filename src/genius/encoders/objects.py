@@ -136,20 +136,20 @@ class ObjectEncoder:
     def _checked(self, encode: Any, inputs: list[Any], width: int | None) -> Tensor:
         """The vectors of `encode`, as (n, width) finite float32 on the CPU."""
         try:
-            found = encode(inputs)
+            output = encode(inputs)
         except GeniusError:
             raise
         except Exception as error:  # of an object that we know nothing about
             raise GeniusError(f"the encoder {self.name} failed: {said(error)}") from error
         try:
-            if isinstance(found, list | tuple):
-                found = torch.stack([torch.as_tensor(vector) for vector in found])
-            vectors = torch.as_tensor(found).detach().float().cpu()
+            if isinstance(output, list | tuple):
+                output = torch.stack([torch.as_tensor(vector) for vector in output])
+            vectors = torch.as_tensor(output).detach().float().cpu()
         except (TypeError, ValueError, RuntimeError):
-            raise GeniusError(f"the encoder {self.name} returned a {type(found).__name__}, not an array of vectors") from None
+            raise GeniusError(f"the encoder {self.name} returned a {type(output).__name__}, not an array of vectors") from None
         if vectors.ndim != 2 or len(vectors) != len(inputs) or width not in (None, vectors.shape[1]):
-            wanted = f"({len(inputs)}, {width or 'width'})"
-            raise GeniusError(f"the encoder {self.name} returned vectors of shape {tuple(vectors.shape)}, expected {wanted}")
+            expected = f"({len(inputs)}, {width or 'width'})"
+            raise GeniusError(f"the encoder {self.name} returned vectors of shape {tuple(vectors.shape)}, expected {expected}")
         if not bool(torch.isfinite(vectors).all()):
             raise GeniusError(f"the encoder {self.name} returned vectors that are not finite")
         return vectors

@@ -146,7 +146,7 @@ class OnnxTower:
         self.inputs = [entry.name for entry in self.session.get_inputs()]
         width = self.session.get_outputs()[0].shape[-1]
         if not isinstance(width, int):
-            raise GeniusError(f"{path} does not say how wide its output is")
+            raise GeniusError(f"{path} does not declare the width of its output")
         self.width = width
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:

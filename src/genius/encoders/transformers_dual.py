@@ -53,7 +53,7 @@ class DualEncoder(nn.Module):
         family = getattr(transformers, cls.model_class)
         try:
             _check_sizes(family, directory)
-            model, found = family.from_pretrained(
+            model, report = family.from_pretrained(
                 directory,
                 local_files_only=True,
                 use_safetensors=True,
@@ -66,12 +66,12 @@ class DualEncoder(nn.Module):
             pixels = cls._read_pixels(directory, model.config.vision_config)
         except Exception as error:  # the library raises many classes for an untrusted config
             raise GeniusError(f"{where}: {said(error)}") from None
-        lacking = sorted(name for name in found["missing_keys"] if not name.endswith("position_ids"))
+        lacking = sorted(name for name in report["missing_keys"] if not name.endswith("position_ids"))
         if lacking:  # the library draws them at random, and a tower with one random layer still gives vectors
             raise GeniusError(f"{where}: {len(lacking)} tensors are missing (first: {lacking[0]})")
         words = model.config.text_config.vocab_size
         if max(tokenizer.get_vocab().values(), default=0) >= words:
-            raise GeniusError(f"{where}: the tokenizer has ids beyond the {words} words of the model")
+            raise GeniusError(f"{where}: the tokenizer has token ids beyond the model's vocabulary of {words}")
         return cls(model, tokenizer, pixels)
 
     @property

@@ -20,14 +20,14 @@ from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
 from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
 from genius.evaluate.methods import (
-    Answer,
-    Backend,
     CodesExhaustive,
     Dense,
+    DenseBackend,
     DenseGivenTarget,
     FeatureFusion,
     Ints,
     Method,
+    MethodResult,
     Pool,
     ScoreFusion,
     Space,
@@ -73,7 +73,7 @@ class EvalConfig:
     most: int = 0  # items of the likeliest beams that a beam method re-ranks; 0: those of all its beams
     rerank: int | None = None  # budget of the default search; None: the model's own
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
-    backend: Backend = "auto"  # of the exhaustive methods
+    backend: DenseBackend = "auto"  # of the exhaustive methods
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
     survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
@@ -205,15 +205,15 @@ def tasks_of(data: FeatureSet, config: EvalConfig) -> tuple[list[Task], dict[str
         key = data.task_name(number)
         if config.tasks and key not in config.tasks:
             continue
-        own = (data.tasks == number).nonzero()[:, 0].numpy()
+        task_queries = (data.tasks == number).nonzero()[:, 0].numpy()
         judged = np.unique(data.pairs[:, 0].numpy())
-        own = own[np.isin(own, judged)]  # without a positive a query cannot be judged
-        if config.queries and config.queries < len(own):  # evenly spread: files are often sorted
-            own = own[np.linspace(0, len(own) - 1, config.queries).astype(np.int64)]
-        if len(own) == 0:
+        task_queries = task_queries[np.isin(task_queries, judged)]  # without a positive a query cannot be judged
+        if config.queries and config.queries < len(task_queries):  # evenly spread: files are often sorted
+            task_queries = task_queries[np.linspace(0, len(task_queries) - 1, config.queries).astype(np.int64)]
+        if len(task_queries) == 0:
             raise GeniusError(f"no query of {key} has a positive")
-        tasks.append(_task(data, key, own, config))
-        rows[key] = own
+        tasks.append(_task(data, key, task_queries, config))
+        rows[key] = task_queries
     if not tasks:
         known = ", ".join(data.task_name(n) for n in sorted(set(data.tasks.tolist())))
         raise GeniusError(f"none of the tasks {', '.join(config.tasks)} is here; there are: {known}")
@@ -300,7 +300,7 @@ def _judge(
     scope: PoolScope,
     tasks: Sequence[Task],
     rows: dict[str, Ints],
-    answers: dict[str, Answer],
+    answers: dict[str, MethodResult],
     config: EvalConfig,
 ) -> None:
     start = 0
@@ -331,8 +331,8 @@ def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfi
     if reference is None:
         return {}
     raw = {
-        label: paired_p_value(own[main], reference[main], seed=config.seed)
-        for label, own in values.items()
+        label: paired_p_value(per_query_values[main], reference[main], seed=config.seed)
+        for label, per_query_values in values.items()
         if label != config.reference
     }
     return holm(raw)
@@ -343,7 +343,7 @@ def _result(
     label: str,
     scope: PoolScope,
     pool: Pool,
-    answer: Answer,
+    answer: MethodResult,
     part: slice,
     values: dict[str, Floats],
     p_value: float | None,
@@ -352,7 +352,10 @@ def _result(
 ) -> Result:
     intervals = {}
     if config.bootstrap:
-        intervals = {name: bootstrap_interval(own, samples=config.bootstrap, seed=config.seed) for name, own in values.items()}
+        intervals = {
+            name: bootstrap_interval(per_query_values, samples=config.bootstrap, seed=config.seed)
+            for name, per_query_values in values.items()
+        }
     whole = len(answer.rows)
     candidate_recall = None
     if answer.reached is not None:
@@ -370,7 +373,7 @@ def _result(
         pool_digest=pool.digest,
         pool_size=len(pool),
         queries=part.stop - part.start,
-        metrics={name: float(own.mean()) for name, own in values.items()},
+        metrics={name: float(per_query_values.mean()) for name, per_query_values in values.items()},
         intervals=intervals,
         p_value=p_value,
         queries_per_second=queries_per_second,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from genius.evaluate.methods import Answer, Ints, Pool, Space
+from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search, rerank
@@ -151,7 +151,7 @@ class BeamMethod:
     most: int = 0  # items that are re-ranked, those of the likeliest beams; 0: all
     source: IdSource | None = None  # None: the model under test
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         source = self.source or IdSource.of(space, decoder=self.decoder)
         found = self.decodings.get(space, source, pool, queries, self.beams)
         collection = self._collection(space, source, pool, found.trie)
@@ -169,7 +169,7 @@ class BeamMethod:
             stored += space.dense.shape[1] * space.dense.element_size()
         positives = space.local_positives(pool, queries)
         reached = _reached(candidates.rows, positives)
-        answer = Answer(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
+        answer = MethodResult(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
         if self.sample:
             answer.survival = self._survival(space, source, pool, queries, found.trie, positives)
         return answer
@@ -189,11 +189,11 @@ class BeamMethod:
         step = max(1, len(queries) // self.sample)
         picked = np.arange(0, len(queries), step)[: self.sample]
         codes = source.codes[pool.rows]
-        wanted = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
+        positive_codes = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
         batch = source.batch(space, torch.from_numpy(queries[picked]).to(space.device))
         arrays = tensor_arrays(space.device)
         z = arrays.put(batch.z)
-        shares = prefix_survival(source.scores_codes, trie, z, wanted, self.beams, arrays.put(batch.target))
+        shares = prefix_survival(source.scores_codes, trie, z, positive_codes, self.beams, arrays.put(batch.target))
         return [float(share) for share in shares]
 
 
@@ -230,7 +230,9 @@ def prefix_survival(
 
 def _reached(rows: Ints, positives: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
     """(Q,) 1 where any candidate of rows (Q, C) is a positive: what no re-ranking can repair."""
-    return np.array([float(np.isin(own, found).any()) for found, own in zip(rows, positives, strict=True)])
+    return np.array(
+        [float(np.isin(positive_rows, candidates).any()) for candidates, positive_rows in zip(rows, positives, strict=True)]
+    )
 
 
 @dataclass
@@ -243,7 +245,7 @@ class EngineMethod:
     decoder: bool = True  # False: similarity alone scores codes
     sample: int = 200  # queries on which all candidates are returned, to see whether a positive was among them
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         model = space.model
         trie = CodeTrie.build(space.codes[pool.rows], model.config.quantizer.level_sizes)
         vectors = None
@@ -279,7 +281,7 @@ class EngineMethod:
         stored = trie.nbytes / max(len(pool), 1)
         if vectors is not None:
             stored += vectors.shape[1] * vectors.element_size()
-        answer = Answer(rows, scores, considered, seconds, stored)
+        answer = MethodResult(rows, scores, considered, seconds, stored)
         answer.reached = self._reached(engine, space, pool, queries, considered)
         return answer
 
@@ -288,7 +290,7 @@ class EngineMethod:
         target = None
         if space.target is not None:
             target = space.target[chosen]
-        found = engine.search(
+        result = engine.search(
             space.query_z[chosen],
             k=k,
             params=self.params,
@@ -296,7 +298,7 @@ class EngineMethod:
             target=target,
             modality=space.data.queries.modality.to(space.device)[chosen],
         )
-        return found.rows, found.scores.astype(np.float64), found.considered
+        return result.rows, result.scores.astype(np.float64), result.considered
 
     def _reached(
         self, engine: SearchEngine, space: Space, pool: Pool, queries: Ints, considered: Ints

@@ -30,8 +30,8 @@ from genius.model.quantizer import score_fusion
 
 Ints = npt.NDArray[np.int64]
 HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
-Backend = Literal["auto", "faiss", "torch"]
-Block = Callable[[int, int], Tensor]
+DenseBackend = Literal["auto", "faiss", "torch"]
+RowBlock = Callable[[int, int], Tensor]
 """block(start, stop) -> (stop - start, D) float32 rows of the pool."""
 
 SPARE = 32  # proposals beyond k: what rounding may have pushed over the edge
@@ -53,7 +53,7 @@ class Pool:
 
 
 @dataclass(slots=True)
-class Answer:
+class MethodResult:
     """Ranked rows *of the pool* (0 .. len(pool) - 1) for every query, and what they cost."""
 
     rows: Ints  # (Q, k), -1 where the list ends
@@ -72,7 +72,7 @@ class Method(Protocol):
 
     label: str
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         """Search `pool` for the given query rows."""
         ...
 
@@ -157,10 +157,10 @@ class Space:
         return out
 
 
-def pick_backend(backend: Backend, device: torch.device) -> Literal["faiss", "torch"]:
+def pick_backend(backend: DenseBackend, device: torch.device) -> Literal["faiss", "torch"]:
     if backend == "faiss":
         if importlib.util.find_spec("faiss") is None:
-            raise GeniusError("Faiss is not installed: pip install 'genius-search[eval]', or use torch")
+            raise GeniusError("Faiss is not installed: pip install 'genius-search[eval]'")
         return "faiss"
     if backend == "auto" and device.type == "cpu" and importlib.util.find_spec("faiss") is not None:
         return "faiss"
@@ -169,11 +169,11 @@ def pick_backend(backend: Backend, device: torch.device) -> Literal["faiss", "to
 
 def exhaustive(
     queries: Tensor,
-    block: Block,
+    block: RowBlock,
     size: int,
     k: int,
     *,
-    backend: Backend = "auto",
+    backend: DenseBackend = "auto",
     block_rows: int = 65_536,
     query_rows: int = 1024,
 ) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ def _torch_block(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tens
     return top.values, top.indices
 
 
-def _settle(queries: Tensor, block: Block, rows: Tensor, k: int, block_rows: int) -> tuple[Tensor, Tensor]:
+def _settle(queries: Tensor, block: RowBlock, rows: Tensor, k: int, block_rows: int) -> tuple[Tensor, Tensor]:
     """Score the proposals again in double precision; order by score, then by row."""
     rows = rows.sort(1).values  # by row, so that the stable sort below keeps that order among equal scores
     scores = torch.full(rows.shape, -torch.inf, dtype=torch.float64, device=rows.device)
@@ -238,7 +238,7 @@ def _settle(queries: Tensor, block: Block, rows: Tensor, k: int, block_rows: int
     return picked, values.float()
 
 
-def _search(queries: Tensor, block: Block, pool: Pool, k: int, backend: Backend, bytes_per_item: float) -> Answer:
+def _search(queries: Tensor, block: RowBlock, pool: Pool, k: int, backend: DenseBackend, bytes_per_item: float) -> MethodResult:
     if queries.device.type == "cuda":
         exhaustive(queries[:1], block, len(pool), k, backend=backend)  # a GPU's first products are slow
         torch.cuda.synchronize()
@@ -249,17 +249,17 @@ def _search(queries: Tensor, block: Block, pool: Pool, k: int, backend: Backend,
     ranked = rows.cpu().numpy()
     values = scores.double().cpu().numpy()
     seconds = time.perf_counter() - start
-    return Answer(ranked, values, np.full(len(ranked), len(pool), np.int64), seconds, bytes_per_item)
+    return MethodResult(ranked, values, np.full(len(ranked), len(pool), np.int64), seconds, bytes_per_item)
 
 
 class Dense:
     """Exhaustive over the vectors that the model re-ranks with: the ceiling of its re-ranking."""
 
-    def __init__(self, backend: Backend = "auto", label: str = "dense") -> None:
+    def __init__(self, backend: DenseBackend = "auto", label: str = "dense") -> None:
         self.backend = backend
         self.label = label
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         chosen = space.query_dense[torch.from_numpy(queries).to(space.device)]
         size = space.dense.shape[1] * space.dense.element_size()
         return _search(chosen, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, self.backend, size)
@@ -268,11 +268,11 @@ class Dense:
 class DenseGivenTarget:
     """The same among the items of the target modality alone: dense search that is given the target, as by a filter."""
 
-    def __init__(self, backend: Backend = "auto", label: str = "dense-given") -> None:
+    def __init__(self, backend: DenseBackend = "auto", label: str = "dense-given") -> None:
         self.backend = backend
         self.label = label
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf)
         touched = np.zeros(len(queries), np.int64)
@@ -280,28 +280,29 @@ class DenseGivenTarget:
         bytes_per_item = 0.0
         targets = space.wanted()[torch.from_numpy(queries)].numpy()
         for target in np.unique(targets):
-            mine = np.flatnonzero(targets == target)
-            own = np.arange(len(pool))
+            target_queries = np.flatnonzero(targets == target)
+            pool_rows = np.arange(len(pool))
             if target >= 0:  # -1: positives of several modalities
-                own = np.flatnonzero(space.modality[pool.rows].numpy() == target)
-            part = Dense(self.backend).answer(space, Pool(pool.name, pool.rows[own]), queries[mine], min(k, len(own)))
+                pool_rows = np.flatnonzero(space.modality[pool.rows].numpy() == target)
+            target_pool = Pool(pool.name, pool.rows[pool_rows])
+            part = Dense(self.backend).answer(space, target_pool, queries[target_queries], min(k, len(pool_rows)))
             real = part.rows >= 0
-            rows[mine, : part.rows.shape[1]] = np.where(real, own[part.rows.clip(min=0)], -1)
-            scores[mine, : part.rows.shape[1]] = part.scores
-            touched[mine] = len(own)
+            rows[target_queries, : part.rows.shape[1]] = np.where(real, pool_rows[part.rows.clip(min=0)], -1)
+            scores[target_queries, : part.rows.shape[1]] = part.scores
+            touched[target_queries] = len(pool_rows)
             seconds += part.seconds
             bytes_per_item = part.bytes_per_item
-        return Answer(rows, scores, touched, seconds, bytes_per_item)
+        return MethodResult(rows, scores, touched, seconds, bytes_per_item)
 
 
 class ScoreFusion:
     """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
 
-    def __init__(self, backend: Backend = "auto", label: str = "score-fusion") -> None:
+    def __init__(self, backend: DenseBackend = "auto", label: str = "score-fusion") -> None:
         self.backend = backend
         self.label = label
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         chosen = space.score_fusion_queries()[torch.from_numpy(queries).to(space.device)]
         return _search(chosen, _fused_block(space.data.pool, pool, space.device), pool, k, self.backend, chosen.shape[1] * 4)
 
@@ -309,20 +310,20 @@ class ScoreFusion:
 class FeatureFusion:
     """Vectors that an encoder fused itself (CLIP-FF, BLIP-FF): a feature set extracted with `--fusion feature`."""
 
-    def __init__(self, features: FeatureSet, backend: Backend = "auto", label: str = "feature-fusion") -> None:
+    def __init__(self, features: FeatureSet, backend: DenseBackend = "auto", label: str = "feature-fusion") -> None:
         self.features = features
         self.backend = backend
         self.label = label
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
-            raise GeniusError("the feature-fusion features are of other queries or candidates than the others of the run")
+            raise GeniusError("the feature-fusion features belong to other queries or candidates than this evaluation")
         chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
         block = _fused_block(self.features.pool, pool, space.device)
         return _search(score_fusion(chosen), block, pool, k, self.backend, self.features.pool.width * 4)
 
 
-def _fused_block(features: Features, pool: Pool, device: torch.device) -> Block:
+def _fused_block(features: Features, pool: Pool, device: torch.device) -> RowBlock:
     rows = torch.from_numpy(pool.rows)
     return lambda a, b: score_fusion(features[rows[a:b]].to(device, torch.float32))
 
@@ -330,11 +331,11 @@ def _fused_block(features: Features, pool: Pool, device: torch.device) -> Block:
 class CodesExhaustive:
     """Every item by its codes' reconstruction: no vector is stored, nothing is decoded. The ceiling of the codes."""
 
-    def __init__(self, backend: Backend = "auto", label: str = "codes") -> None:
+    def __init__(self, backend: DenseBackend = "auto", label: str = "codes") -> None:
         self.backend = backend
         self.label = label
 
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> Answer:
+    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         quantizer = space.model.quantizer
         codes = torch.from_numpy(space.codes[pool.rows])
 

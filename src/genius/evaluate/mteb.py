@@ -60,7 +60,7 @@ class GeniusSearch:
             model = Genius.from_pretrained(model)
         self.model = model
         if self.model.encoder is None:
-            raise GeniusError("MTEB hands over pictures and texts: the model needs its encoder")
+            raise GeniusError("MTEB evaluates images and texts: the model needs an encoder")
         self.params = params or SearchParams.of_model(self.model)
         self.name = name or default_name
         self.chunk = chunk
@@ -93,7 +93,7 @@ class GeniusSearch:
             dense.append(ranked.half())
             ids += [item.id for item in items]
         if not ids:
-            raise GeniusError("MTEB handed over an empty corpus")
+            raise GeniusError("the MTEB corpus is empty")
         trie = CodeTrie.build(np.concatenate(codes), self.model.config.quantizer.level_sizes)
         self._ids = ids
         self._engine = SearchEngine(
@@ -140,8 +140,8 @@ class GeniusSearch:
             allowed = None
             if top_ranked is not None:
                 allowed = _allowed(names, top_ranked, place, len(self._ids))
-            found = self._engine.search(z, k=min(top_k, len(self._ids)), params=self.params, dense=dense, allowed=allowed)
-            for name, items, scores in zip(names, found.rows.tolist(), found.scores.tolist(), strict=True):
+            result = self._engine.search(z, k=min(top_k, len(self._ids)), params=self.params, dense=dense, allowed=allowed)
+            for name, items, scores in zip(names, result.rows.tolist(), result.scores.tolist(), strict=True):
                 out[name] = {self._ids[row]: float(score) for row, score in zip(items, scores, strict=True) if row >= 0}
         return out
 

@@ -31,7 +31,7 @@ def method_title(label: str) -> str:
     return title
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["---:"] * (len(header) - 1)) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -83,7 +83,7 @@ def _about(evaluation: Evaluation, command: str) -> str:
 
 def main_table(evaluation: Evaluation, pool: str) -> str:
     """Tasks down, methods across, the main metric in percent."""
-    return table(*main_rows(evaluation, pool))
+    return markdown_table(*main_rows(evaluation, pool))
 
 
 def main_rows(evaluation: Evaluation, pool: str) -> tuple[list[str], list[list[str]]]:
@@ -132,33 +132,33 @@ def _detail_table(evaluation: Evaluation, pool: str) -> str:
     cutoffs = sorted(evaluation.about["config"]["cutoffs"])
     rows = []
     for method in evaluation.methods:
-        own = evaluation.of(method, pool)
+        results = evaluation.of(method, pool)
         row = [method_title(method)]
         for name in [*(f"hit@{k}" for k in cutoffs), *(f"recall@{k}" for k in cutoffs), "ndcg@10", "mrr@10"]:
-            row.append(percent(float(np.mean([r.metrics[name] for r in own]))))
+            row.append(percent(float(np.mean([r.metrics[name] for r in results]))))
         rows.append(row)
     header = ["Mean over tasks", *(f"Recall@{k}" for k in cutoffs), *(f"true recall@{k}" for k in cutoffs), "nDCG@10", "MRR@10"]
-    return table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _cost_table(evaluation: Evaluation, pool: str) -> str:
     rows = []
     for method in evaluation.methods:
-        own = evaluation.of(method, pool)
-        reached = [r.candidate_recall for r in own if r.candidate_recall is not None]
+        results = evaluation.of(method, pool)
+        reached = [r.candidate_recall for r in results if r.candidate_recall is not None]
         candidate_recall = "all"
         if reached:
             candidate_recall = percent(float(np.mean(reached)))
         rows.append(
             [
                 method_title(method),
-                f"{_per_second(own):,.1f}",
-                f"{np.mean([r.bytes_per_item for r in own]):,.1f}",
-                f"{np.mean([r.touched for r in own]):,.0f}",
+                f"{_per_second(results):,.1f}",
+                f"{np.mean([r.bytes_per_item for r in results]):,.1f}",
+                f"{np.mean([r.touched for r in results]):,.0f}",
                 candidate_recall,
             ]
         )
-    return table(["Cost", "queries/s", "bytes/item kept", "items compared/query", "candidate recall"], rows)
+    return markdown_table(["Cost", "queries/s", "bytes/item kept", "items compared/query", "candidate recall"], rows)
 
 
 def _per_second(results: Sequence[Result]) -> float:
@@ -172,12 +172,12 @@ def _per_second(results: Sequence[Result]) -> float:
 def _survival_table(evaluation: Evaluation, pool: str) -> str:
     rows = []
     for method in evaluation.methods:
-        own = [r.survival for r in evaluation.of(method, pool) if r.survival]
-        if own:
-            rows.append([method_title(method), *(percent(float(v)) for v in np.mean(own, axis=0))])
+        survivals = [r.survival for r in evaluation.of(method, pool) if r.survival]
+        if survivals:
+            rows.append([method_title(method), *(percent(float(v)) for v in np.mean(survivals, axis=0))])
     if not rows:
         return ""
-    return table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
+    return markdown_table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

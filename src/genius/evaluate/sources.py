@@ -88,23 +88,23 @@ def load_features(source: Source, model: Genius, model_uri: str) -> FeatureSet:
     return source.extract(model.encoder)
 
 
-def load_other(what: str, source: Source, data: FeatureSet, *, fusing: bool = False) -> FeatureSet:
-    """The same dataset through another encoder, for a dense baseline: `what` is an encoder's URI or its features.
+def load_other(uri: str, source: Source, data: FeatureSet, *, fusing: bool = False) -> FeatureSet:
+    """The same dataset through another encoder, for a dense baseline: `uri` is an encoder's URI or its features.
 
     An encoder that fuses gives one vector an item (`fusing`: it must), any other its two; score fusion makes both
     comparable. `data` is what the run searches: the same queries and candidates in the same order, or nothing compares.
     """
-    folder = features_folder(what)
+    folder = features_folder(uri)
     if folder is not None:
         other = FeatureSet.load(folder)
     elif features_folder(source.name) is not None:
         raise GeniusError(
-            f"{source.name} holds features, not pictures and texts: extract those of {what} too (genius features extract)"
+            f"{source.name} holds features, not pictures and texts: extract those of {uri} too (genius features extract)"
         )
     else:
-        encoder = load_encoder(what)
+        encoder = load_encoder(uri)
         if fusing and not isinstance(encoder, PairEncoder):
-            raise GeniusError(f"{what} has two towers and fuses nothing itself: give it as --dense NAME={what}")
+            raise GeniusError(f"{uri} has two towers and does not fuse them: use --dense NAME={uri}")
         if isinstance(encoder, nn.Module):
             encoder.to(source.device)
         config = ExtractConfig(fusion="towers")
@@ -112,13 +112,13 @@ def load_other(what: str, source: Source, data: FeatureSet, *, fusing: bool = Fa
             config = ExtractConfig(fusion="feature")
         other = source.extract(encoder, config)
     if other.query_ids != data.query_ids or other.pool_ids != data.pool_ids:
-        raise GeniusError(f"{what}: these features are of other queries or candidates than the others of the run")
+        raise GeniusError(f"{uri}: these features belong to other queries or candidates than this evaluation")
     return other
 
 
 def other_encoders(named: Mapping[str, str], source: Source, data: FeatureSet) -> list[FeatureFusion]:
     """Row of a table -> encoder or features, as methods of an evaluation: CLIP-SF, CLIP-FF, BLIP-SF, BLIP-FF."""
-    return [FeatureFusion(load_other(what, source, data), label=name) for name, what in named.items()]
+    return [FeatureFusion(load_other(uri, source, data), label=name) for name, uri in named.items()]
 
 
 def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
@@ -128,7 +128,9 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
         return data
     heads = read_heads(resolve(model_uri) / HEADS)
     if heads is None:
-        raise GeniusError(f"features are {sorted(widths)} wide, the model expects {model.config.width} (and brings no {HEADS})")
+        raise GeniusError(
+            f"features are {sorted(widths)} wide, the model expects {model.config.width} and has no heads ({HEADS})"
+        )
     return replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
 
 
@@ -174,10 +176,10 @@ def search_file(
     out_scores = np.full((len(rows), beams), -np.inf, dtype=np.float32)
     for start in progress(range(0, len(rows), batch)):
         z, _ = model.embed(rows[start : start + batch])
-        found = beam_search(model.generator, trie, z, beams)
-        n = found.codes.shape[1]
-        out_codes[start : start + batch, :n] = found.codes.cpu().numpy()
-        out_scores[start : start + batch, :n] = found.scores.cpu().numpy()
+        beams_found = beam_search(model.generator, trie, z, beams)
+        n = beams_found.codes.shape[1]
+        out_codes[start : start + batch, :n] = beams_found.codes.cpu().numpy()
+        out_scores[start : start + batch, :n] = beams_found.scores.cpu().numpy()
     write_whole(output, lambda path: _save(path, lambda file: np.savez(file, codes=out_codes, scores=out_scores)))
     return len(rows)
 

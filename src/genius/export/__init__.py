@@ -69,7 +69,7 @@ def graphs(model: Genius) -> dict[str, Graph]:
         outputs = ("z", "dense")
     out["fusion"] = Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, {})
     codes = torch.zeros(2, config.levels, dtype=torch.long)
-    out["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
+    out["reconstruct"] = Graph(Reconstruction(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
     out["start"] = Graph(Start(model.generator), {"z": vector}, ("cross",), {})
     for level in range(config.levels):
         out[f"step_{level}"] = _step_graph(model, level)
@@ -88,7 +88,7 @@ def _step_graph(model: Genius, level: int) -> Graph:
         inputs["codes"] = torch.zeros(beams, level, dtype=torch.long)
         inputs["past"] = torch.zeros(config.layers, 2, beams, config.heads, level, config.d_kv)
         free = {"codes": {0: "beams"}, "past": {2: "beams"}}
-    return Graph(Step(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
+    return Graph(DecoderStep(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
 
 
 def towers(encoder: Encoder) -> dict[str, Graph]:
@@ -152,7 +152,7 @@ class Fuse(nn.Module):
         return z
 
 
-class Reconstruct(nn.Module):
+class Reconstruction(nn.Module):
     """Codes (n, M) -> what they stand for (n, D), the sum of their vectors."""
 
     def __init__(self, quantizer: ResidualQuantizer) -> None:
@@ -175,7 +175,7 @@ class Start(nn.Module):
         return torch.stack([torch.cat([memory.keys, memory.values]) for memory in state.cross])
 
 
-class Step(nn.Module):
+class DecoderStep(nn.Module):
     """One step of the decoder for n beams of one query and one modality: log p of every next code.
 
     z (1, D); cross: from `Start`; codes (n, level): the codes so far; past (layers, 2, n, heads, level, d_kv): keys and values.
@@ -227,7 +227,7 @@ def export_onnx(model: Genius, directory: Path) -> dict[str, int]:
     sizes: dict[str, int] = {}
     weights = SharedWeights()
     for name, graph in graphs(model).items():
-        body = _smaller(trace(graph), onnx)
+        body = _smaller(trace_graph(graph), onnx)
         if name in ("reconstruct", "start") or name.startswith("step_"):
             weights.take(body)
         path = directory / f"{name}.onnx"
@@ -264,7 +264,7 @@ class SharedWeights:
             tensor.ClearField("raw_data")
 
 
-def trace(graph: Graph, optimize: bool = True) -> Any:
+def trace_graph(graph: Graph, optimize: bool = True) -> Any:
     """The ONNX model of one part.
 
     Args:
@@ -309,16 +309,16 @@ def _smaller(body: Any, onnx: Any) -> Any:
         value = onnx.numpy_helper.to_array(tensor)
         if value.size < SMALL:
             continue
-        found = _int8(value)
-        if found is None and not np.array_equal(value.astype(np.float16).astype(np.float32), value):
+        quantized = _int8(value)
+        if quantized is None and not np.array_equal(value.astype(np.float16).astype(np.float32), value):
             continue
         graph.initializer.remove(tensor)
         name = tensor.name
-        if found is None:
+        if quantized is None:
             graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float16), name + ".half"))
             before.append(onnx.helper.make_node("Cast", [name + ".half"], [name], to=onnx.TensorProto.FLOAT))
             continue
-        whole, scale = found
+        whole, scale = quantized
         graph.initializer.append(onnx.numpy_helper.from_array(whole, name + ".int8"))
         graph.initializer.append(onnx.numpy_helper.from_array(scale, name + SCALE))
         restored = name

@@ -21,10 +21,11 @@ from genius.encoders.graphs import TOKENIZER, encoder_settings, write_graphs_jso
 from genius.encoders.mini import WEIGHTS as ENCODER_WEIGHTS
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export import Fuse, Graph, Reconstruct, import_onnx, towers, trace, without_metadata
+from genius.export import Fuse, Graph, Reconstruction, import_onnx, towers, trace_graph, without_metadata
 from genius.files import write_whole
-from genius.model.generator import Generator, first_name
+from genius.model.generator import Generator
 from genius.model.genius import ENCODER, WEIGHTS, Genius
+from genius.model.weight_names import first_name
 from genius.search.decoder import Decoder
 from genius.weight_arrays import SCALE, unpack
 from genius.weight_files import read_shapes, read_tensors
@@ -83,7 +84,7 @@ def _model_graphs(model: Genius) -> dict[str, Graph]:
     graphs = {"fusion": Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, free)}
     if model.config.quantizer.labelled:
         codes = torch.zeros(2, model.config.quantizer.levels, dtype=torch.long)
-        graphs["reconstruct"] = Graph(Reconstruct(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: ROWS}})
+        graphs["reconstruct"] = Graph(Reconstruction(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: ROWS}})
         graphs["modality"] = Graph(ModalityLogProbs(model.generator), {"z": vector}, ("log_probs",), {"z": {0: ROWS}})
     return graphs
 
@@ -102,7 +103,7 @@ def store_encoder_graphs(directory: Path) -> dict[str, int]:
     """
     encoder = load_encoder(f"local-dir:{directory}")
     if not isinstance(encoder, MiniEncoder):
-        raise GeniusError(f"graphs are stored for encoders of the family of bundled:mini; a {type(encoder).__name__} needs torch")
+        raise GeniusError(f"graphs can be stored only for encoders like bundled:mini; a {type(encoder).__name__} needs torch")
     sizes = _store(directory, ENCODER_WEIGHTS, {name: (graph, f"{name}.") for name, graph in towers(encoder).items()})
     settings = encoder_settings(encoder.width, encoder.tokens.length, encoder.pixels)
     write_graphs_json(directory, [ENCODER_WEIGHTS, TOKENIZER, *sizes], encoder.fingerprint(), settings)
@@ -155,7 +156,7 @@ def _store(directory: Path, weights: str, graphs: dict[str, tuple[Graph, str]]) 
     file = _WeightFile(directory / weights)
     sizes = {}
     for name, (graph, prefix) in graphs.items():
-        body = _refer(trace(graph, optimize=False), file, prefix, onnx)
+        body = _refer(trace_graph(graph, optimize=False), file, prefix, onnx)
         content = body.SerializeToString()
         path = directory / f"{name}.onnx"
         write_whole(path, lambda target, content=content: target.write_bytes(content))  # type: ignore[misc]
@@ -172,7 +173,7 @@ def _refer(body: Any, file: _WeightFile, prefix: str, onnx: Any) -> Any:
         stored = file.name_of(prefix + tensor.name, value)
         if stored is None:
             if value.size > LARGEST_OWN:
-                raise GeniusError(f"the weight {prefix + tensor.name} is not in {file.name} as the model has it")
+                raise GeniusError(f"the weight {prefix + tensor.name} in {file.name} differs from the model's")
             continue
         graph.initializer.remove(tensor)
         conversions += _references(tensor.name, stored, file, graph, onnx)

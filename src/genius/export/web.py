@@ -156,16 +156,16 @@ def export_web(
 def _check(model: Genius, index: Index) -> None:
     if not isinstance(model.encoder, MiniEncoder):
         raise GeniusError(
-            "only a model with the encoder of bundled:mini fits into a tab (a CLIP alone is 150 MB and more): "
+            "only models with the encoder of bundled:mini can be exported for a browser (a CLIP takes 150 MB or more): "
             "use genius serve, or genius export onnx for the parts"
         )
     if model.config.generator.head != "codebooks":
-        raise GeniusError("a tab needs a decoder that is tied to its codebooks; this model's has a table of its own")
+        raise GeniusError("the browser export needs a decoder tied to its codebooks; this model has an output table")
     if model.encoder.tokens.tokenizer.model.__class__.__name__ != "WordPiece":
-        raise GeniusError("a tab reads words as WordPiece does; this model's tokenizer is another one")
+        raise GeniusError("the browser export needs a WordPiece tokenizer; this model has another one")
     count = index.count()
     if not 0 < count <= MOST:
-        raise GeniusError(f"an index of 1 to {MOST:,} items can be exported for a tab; this one has {count:,}")
+        raise GeniusError(f"the browser export supports 1 to {MOST:,} items; this index has {count:,}")
 
 
 def _collection(index: Index, data: Path, sheets: Sheets, vectors: bool) -> tuple[list[dict[str, Any]], np.ndarray[Any, Any]]:

@@ -1,13 +1,13 @@
 """A model for a collection without training pairs: codes and a small decoder fitted to the vectors of an encoder.
 
-The fusion is the sum of the encoder's vectors, image and text weighted equally. Codebooks are k-means over the items. Of
-the decoder only the temperatures and the target modality are learned, from invented items moved by the offsets of
-invented queries (`invent`): a decoder learns little beyond that (docs/results/accuracy.md), and this takes seconds. How
-much of exhaustive search each search keeps is measured on invented queries that the decoder has not learned from.
+The fusion is the sum of the encoder's vectors, image and text weighted equally. Codebooks are k-means over the items. The
+decoder learns only its temperatures and the target modality, from synthetic items shifted by the offsets of synthetic
+queries (`synthetic_queries`): a decoder learns little beyond that (docs/results/accuracy.md), and this takes seconds. The
+recall of each search relative to exhaustive search is measured on synthetic queries that the decoder was not trained on.
 `folder` does all of it from files to an index (`genius index PHOTOS --encoder URI`).
 
-A collection that the default search compares whole uses neither codes nor decoder, so nothing is fitted to it until it grows or
-somebody asks for it (`unfitted_model`). Knows items, vectors and an encoder; nothing of files.
+A collection that is searched exhaustively uses neither codes nor decoder, so nothing is fitted to it until it grows or a fit
+is requested (`unfitted_model`). Knows items, vectors and an encoder; nothing of files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from genius.encoders.base import Encoder, encode_items
 from genius.encoders.objects import as_encoder
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.fit.invent import InventedQueries, invent_queries
+from genius.fit.synthetic_queries import SyntheticQueries, synthesize_queries
 from genius.index.vectors import model_for_vectors
 from genius.model.codebooks import choose_level_sizes
 from genius.model.config import FusionConfig, GeniusConfig
@@ -41,7 +41,7 @@ from genius.model.query_bank import QueryBank
 from genius.pictures import LARGE, give_back
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.search.scan import compared_whole
+from genius.search.scan import FEWEST_ITEMS, compared_whole
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage, Offsets
 from genius.train.journal import Journal
@@ -51,7 +51,7 @@ from genius.types import Item
 
 UNFITTED_SAMPLE = 1024  # items of which some become the code vectors of a model that is not fitted
 FOUND = 10  # results of exhaustive search that a search should find
-MEASURED_QUERIES = 200  # invented queries that this is measured on, at most
+MEASURED_QUERIES = 200  # synthetic queries that this is measured on, at most
 MEASURED_SEARCHES = ("default", "genius-r", "genius")
 
 Say = Callable[[str], None]
@@ -80,22 +80,22 @@ class Fit:
     model: Genius
     items: int
     kept: dict[str, float] = field(default_factory=dict)  # search -> recall@10 of exhaustive search
-    queries: int = 0  # invented ones that this was measured on
+    queries: int = 0  # synthetic ones that this was measured on
     seconds: float = 0.0
 
     @property
-    def scans(self) -> bool:
+    def exhaustive(self) -> bool:
         """Whether the default search compares the query with every item."""
         return compared_whole(self.items)
 
     def lines(self) -> list[str]:
         """What people should know of it."""
         out = [f"codes and decoder fitted to {counted(self.items, 'item')} in {self.seconds:.0f} s, without pairs"]
-        if self.scans:
-            out.append("so few items are compared one by one: every search is exhaustive, unless it asks for a beam search")
-        elif self.kept:
+        if self.exhaustive:
+            out.append(f"the default search compares all items; it is approximate from {FEWEST_ITEMS:,} items on")
+        if self.kept:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.kept.items())
-            out.append(f"recall@{FOUND} of exhaustive search on {self.queries} invented queries: {shares}")
+            out.append(f"recall@{FOUND} relative to exhaustive search, on {self.queries} synthetic queries: {shares}")
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,14 +104,14 @@ class Fit:
             "queries": self.queries,
             "found": FOUND,
             "kept": self.kept,
-            "scans": self.scans,
+            "exhaustive": self.exhaustive,
             "seconds": round(self.seconds, 1),
         }
 
 
 def fit_collection(
     features: Features,
-    queries: InventedQueries | None = None,
+    queries: SyntheticQueries | None = None,
     encoder: Encoder | None = None,
     encoder_uri: str | None = None,
     config: FitConfig | None = None,
@@ -122,7 +122,7 @@ def fit_collection(
 
     Args:
         features: (N) of the items.
-        queries: Invented for the collection; None: offsets are random directions.
+        queries: Synthetic for the collection; None: offsets are random directions.
         encoder: Of the features; it becomes part of the model.
         encoder_uri: Its URI, which the model's config names.
         config: Sizes and steps.
@@ -136,7 +136,7 @@ def fit_collection(
         raise GeniusError("there is nothing to fit to: no item could be encoded")
     features.check()
     fusion = sum_fusion(features)
-    z = embed(fusion, features)
+    z = fused_vectors(fusion, features)
     return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say, quiet)
 
 
@@ -144,7 +144,7 @@ def fit_vectors(
     fusion: Fusion,
     z: Tensor,
     modality: Tensor,
-    queries: InventedQueries | None,
+    queries: SyntheticQueries | None,
     encoder: Encoder | None,
     encoder_uri: str | None,
     config: FitConfig | None = None,
@@ -158,8 +158,8 @@ def fit_vectors(
     config = config or FitConfig()
     tell = say or (lambda _: None)
     started = time.monotonic()
-    learn: InventedQueries | None = None
-    held_out: InventedQueries | None = None
+    learn: SyntheticQueries | None = None
+    held_out: SyntheticQueries | None = None
     if queries is not None and len(queries):
         learn, held_out = queries.split(config.seed)
     shape = _shape(z.shape[1], modality, config)
@@ -171,7 +171,7 @@ def fit_vectors(
     codes = quantizer.encode(z, modality)
     offsets = None
     if learn is not None:
-        offsets = invented_offsets(learn, embed(fusion, learn.features), z, modality)
+        offsets = synthetic_query_offsets(learn, fused_vectors(fusion, learn.features), z, modality)
     tell(f"decoder: {config.steps} steps")
     decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config, quiet)
     body = GeniusConfig(
@@ -188,11 +188,11 @@ def fit_vectors(
     model.generator.load_state_dict(decoder.state_dict())
     if queries is not None and len(queries):
         model.queries = QueryBank.of(
-            embed(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
+            fused_vectors(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
         )
     fit = Fit(model, len(z))
     if held_out is not None and len(held_out):
-        measured = embed(fusion, held_out.features[slice(0, MEASURED_QUERIES)])
+        measured = fused_vectors(fusion, held_out.features[slice(0, MEASURED_QUERIES)])
         fit.kept = recall_of_searches(model, z, codes, measured)
         fit.queries = len(measured)
     fit.seconds = time.monotonic() - started
@@ -232,7 +232,7 @@ def unfitted_model(
     model.fusion.load_state_dict(fusion.state_dict())
     chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(config.seed))[:UNFITTED_SAMPLE]
     some = features[chosen]
-    model.quantizer.initialise(embed(fusion, some), some.modality, 0, config.seed)
+    model.quantizer.initialise(fused_vectors(fusion, some), some.modality, 0, config.seed)
     model.queries = blank.queries
     about: dict[str, Any] = {"fitted": False, "items": len(features)}
     if encoder_uri is not None:
@@ -256,7 +256,7 @@ def sum_fusion(features: Features) -> Fusion:
 
 
 @torch.no_grad()
-def embed(fusion: Fusion, features: Features, chunk: int = 8192) -> Tensor:
+def fused_vectors(fusion: Fusion, features: Features, chunk: int = 8192) -> Tensor:
     """z (N, D) of features, a part at a time."""
     parts = [features[slice(i, i + chunk)].to("cpu", torch.float32) for i in range(0, len(features), chunk)]
     return torch.cat([fusion(part) for part in parts])
@@ -270,24 +270,24 @@ def _shape(width: int, modality: Tensor, config: FitConfig) -> ModelConfig:
     return ModelConfig(width=width, level_sizes=level_sizes, quantizer=config.quantizer, decoder=config.decoder, prefix_tokens=2)
 
 
-def invented_offsets(invented: InventedQueries, queries: Tensor, z: Tensor, modality: Tensor) -> Offsets:
-    """How invented queries differ from their positives; an unknown positive is the nearest item of the target modality.
+def synthetic_query_offsets(queries: SyntheticQueries, query_z: Tensor, z: Tensor, modality: Tensor) -> Offsets:
+    """How synthetic queries differ from their positives; an unknown positive is the nearest item of the target modality.
 
     Args:
-        invented: What the queries are made from.
-        queries: (Q, D) their z.
+        queries: (Q) with their positives and targets.
+        query_z: (Q, D) their embeddings.
         z: (N, D) of the items.
         modality: (N,) of the items.
     """
-    positives = invented.positives.clone()
-    for target in invented.targets.unique().tolist():
-        unknown = ((positives < 0) & (invented.targets == target)).nonzero()[:, 0]
+    positives = queries.positives.clone()
+    for target in queries.targets.unique().tolist():
+        unknown = ((positives < 0) & (queries.targets == target)).nonzero()[:, 0]
         candidates = (modality == target).nonzero()[:, 0]
         if len(unknown) and len(candidates):
-            positives[unknown] = candidates[nearest_rows(queries[unknown], z[candidates], 1)[:, 0]]
+            positives[unknown] = candidates[nearest_rows(query_z[unknown], z[candidates], 1)[:, 0]]
     known = (positives >= 0).nonzero()[:, 0]
     rows = positives[known]
-    return Offsets(queries[known] - z[rows], z[rows], modality[rows], invented.tasks[known])
+    return Offsets(query_z[known] - z[rows], z[rows], modality[rows], queries.tasks[known])
 
 
 def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig, quiet: bool) -> Generator:
@@ -363,13 +363,13 @@ class Unfitted:
         if not len(features):
             reason = f": {problems[0]}" if problems else ""
             raise GeniusError(f"none of the {len(collection):,} items could be encoded{reason}")
-        queries = invent_queries(self.encoder, [collection[row] for row in kept], (config or FitConfig()).seed)
+        queries = synthesize_queries(self.encoder, [collection[row] for row in kept], (config or FitConfig()).seed)
         return self.fit_features(features, queries, config).model
 
     def fit_features(
         self,
         features: Features,
-        queries: InventedQueries | None,
+        queries: SyntheticQueries | None,
         config: FitConfig | None = None,
         say: Say | None = None,
     ) -> Fit:

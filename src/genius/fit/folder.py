@@ -34,8 +34,8 @@ from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import disk_problem, read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
-from genius.fit.invent import MOST, InventedQueries, invent_queries
-from genius.fit.vectors import own_queries, query_bank
+from genius.fit.synthetic_queries import MOST, SyntheticQueries, synthesize_queries
+from genius.fit.vectors import own_queries, own_query_bank
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
@@ -44,7 +44,7 @@ from genius.index.folder import (
     begin_replacement,
     describe_model,
     finish_swap,
-    load_model,
+    load_index_model,
     make_folder,
     open_store,
     read_about,
@@ -55,7 +55,7 @@ from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, 
 from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
 from genius.index.reader import Reader, good_rows, resealed, whole_schema
-from genius.index.searching import to_item
+from genius.index.searching import item_of_row
 from genius.index.store import Store
 from genius.model.genius import Genius
 from genius.search.scan import compared_whole
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 ABOUT = "encoder.json"
-Key = tuple[str, str]  # id and mark of an item
+ItemKey = tuple[str, str]  # id and mark of an item
 AT_ONCE = 256  # items encoded between two writes
 Tell = Callable[[str, int, int], None]
 """Called with the step that runs, how many more items are done, and how many there are (0: not known)."""
@@ -81,7 +81,7 @@ class Encoded:
         """Read the features in `folder` if this encoder made them; anything else there is removed."""
         self.folder = folder
         self.files = 0
-        self.rows: dict[Key, int] = {}
+        self.rows: dict[ItemKey, int] = {}
         self.parts: list[Features] = []
         if not _made_by(folder, fingerprint):
             remove(folder, folder.parent)
@@ -93,10 +93,10 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: ItemKey) -> bool:
         return key in self.rows
 
-    def add(self, keys: Sequence[Key], features: Features) -> None:
+    def add(self, keys: Sequence[ItemKey], features: Features) -> None:
         """Keep the features of some items, on disk too."""
         if not keys:
             return
@@ -108,7 +108,7 @@ class Encoded:
             write_whole(path, lambda target: save_file({k: t.contiguous() for k, t in tensors.items()}, target, metadata=names))
         self._take(keys, half)
 
-    def of(self, keys: Sequence[Key]) -> Features:
+    def of(self, keys: Sequence[ItemKey]) -> Features:
         """Features of items that are here, in this order."""
         return self.all()[torch.tensor([self.rows[key] for key in keys], dtype=torch.long)]
 
@@ -121,7 +121,7 @@ class Encoded:
     def remove(self) -> None:
         remove(self.folder, self.folder.parent)
 
-    def _take(self, keys: Sequence[Key], features: Features) -> None:
+    def _take(self, keys: Sequence[ItemKey], features: Features) -> None:
         first = sum(len(part) for part in self.parts)
         self.rows.update((key, first + i) for i, key in enumerate(keys))
         self.parts.append(features)
@@ -133,7 +133,7 @@ class Encoded:
                 keys = [(str(name), str(mark)) for name, mark in json.loads(file.metadata()["items"])]
                 tensors = [file.get_tensor(name) for name in ("image", "text", "image_mask", "text_mask")]
         except Exception as error:
-            raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start anew") from None
+            raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start again") from None
         self._take(keys, Features(*tensors))
 
 
@@ -172,7 +172,7 @@ def _kept_if_full() -> Iterator[None]:
         yield
     except GeniusError as error:
         if "disk is full" in str(error):
-            raise GeniusError(f"{error}. What is done is kept: make room and run it again") from None
+            raise GeniusError(f"{error}. Finished parts are kept: free disk space and run it again") from None
         raise
 
 
@@ -213,7 +213,7 @@ def index_with_encoder(
     about = read_about(output)
     if about is not None and about.source != INSIDE:
         raise GeniusError(
-            f"{output} has the model {about.source or about.fingerprint[:8]}: --encoder makes a new index, choose another path"
+            f"{output} has the model {about.source or about.fingerprint[:8]}: --encoder creates a new index, choose another path"
         )
     encoded: Encoded | None = None
     done: Fit | None = None
@@ -222,7 +222,7 @@ def index_with_encoder(
         unfitted = Unfitted(uri, device)
         make_folder(output)
         encoded = Encoded(output / ENCODED, unfitted.encoder.fingerprint())
-        some, problems = _encode(unfitted, encoded, paths, config, on_progress)
+        sample, problems = _encode(unfitted, encoded, paths, config, on_progress)
         if not len(encoded):
             encoded.remove()
             with suppress(OSError):  # it holds something else
@@ -231,7 +231,7 @@ def index_with_encoder(
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
         if fit or not compared_whole(len(encoded)):
-            done = _fit(unfitted, encoded, some, fit_config, on_step)
+            done = _fit(unfitted, encoded, sample, fit_config, on_step)
             model = done.model
         else:
             model = unfitted.without_fit(_full(encoded), fit_config)
@@ -255,11 +255,11 @@ def index_with_encoder(
         return OnRamp(report, done, index.count(), index.advice(), index.model.fitted)
 
 
-def _fit(unfitted: Unfitted, encoded: Encoded, some: Sequence[tuple[Item, Key]], config: FitConfig | None, say: Say) -> Fit:
-    """Fit a model to all features; queries are invented from some of the items."""
-    say("inventing queries")
-    queries = invent_queries(unfitted.encoder, [item for item, _ in some])
-    rows = [encoded.rows[key] for _, key in some]
+def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, ItemKey]], config: FitConfig | None, say: Say) -> Fit:
+    """Fit a model to all features; queries are made from some of the items."""
+    say("generating synthetic queries")
+    queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample])
+    rows = [encoded.rows[key] for _, key in sample]
     known = queries.positives >= 0
     moved = queries.positives.clone()
     moved[known] = moved.new_tensor(rows)[queries.positives[known]]
@@ -267,24 +267,24 @@ def _fit(unfitted: Unfitted, encoded: Encoded, some: Sequence[tuple[Item, Key]],
 
 
 def _check_encoder(index: Index, uri: str) -> None:
-    own = index.model.config.encoder
-    if own != settled(uri):
+    encoder = index.model.config.encoder
+    if encoder != settled(uri):
         raise GeniusError(
-            f"{index.path} was made with the encoder {own}, not with {uri}: leave --encoder out, or choose another path"
+            f"{index.path} was made with the encoder {encoder}, not with {uri}: leave --encoder out, or choose another path"
         )
 
 
 def _encode(
     unfitted: Unfitted, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell
-) -> tuple[list[tuple[Item, Key]], Problems]:
+) -> tuple[list[tuple[Item, ItemKey]], Problems]:
     """Encode what is not encoded yet; some items, to invent queries from, and what could not be read."""
     nowhere = IngestReport()  # problems are reported when items are added to the index
-    found = list(find_files(paths, config, nowhere))
-    some: list[tuple[Item, Key]] = []
-    stride = max(1, len(found) // (4 * MOST))
+    files = list(find_files(paths, config, nowhere))
+    sample: list[tuple[Item, ItemKey]] = []
+    stride = max(1, len(files) // (4 * MOST))
     seen: set[str] = set()
     done = 0
-    for batch in batched(read_items(found, config, nowhere, lambda _: None), AT_ONCE):
+    for batch in batched(read_items(files, config, nowhere, lambda _: None), AT_ONCE):
         fresh = [(item, stamp) for item, stamp in batch if _key(item, stamp) not in encoded and item.id not in seen]
         seen.update(item.id for item, _ in batch)
         sound, _, refused = storable(fresh, "skip")
@@ -294,10 +294,10 @@ def _encode(
             features, kept, bad = encode_items(unfitted.encoder, [item for item, _ in fresh], on_error="skip", batch_size=32)
             nowhere.problems += bad
             encoded.add([_key(*fresh[row]) for row in kept], features)
-        some += [(item, _key(item, stamp)) for item, stamp in batch[::stride] if _key(item, stamp) in encoded and _light(item)]
+        sample += [(item, _key(item, stamp)) for item, stamp in batch[::stride] if _key(item, stamp) in encoded and _light(item)]
         done += len(batch)
-        tell("encoding", len(batch), max(len(found), done))
-    return some, nowhere.problems
+        tell("encoding", len(batch), max(len(files), done))
+    return sample, nowhere.problems
 
 
 def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: IngestConfig, tell: Tell) -> int:
@@ -326,7 +326,7 @@ def _full(encoded: Encoded) -> Features:
     return encoded.all().to("cpu", torch.float32)
 
 
-def _key(item: Item, stamp: Stamp) -> Key:
+def _key(item: Item, stamp: Stamp) -> ItemKey:
     return item.id, stamp.mark
 
 
@@ -352,29 +352,29 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
     about = about_of(folder)
     if about.source != INSIDE:
         raise GeniusError(f"{folder} was not made with --encoder, so there is nothing to refit: its model is {about.source}")
-    old = load_model(folder, None, about)
+    old = load_index_model(folder, None, about)
     if queries is not None and old.encoder is not None:
-        raise GeniusError(f"{folder} has an encoder, from which queries are invented: vectors of queries are for one without")
+        raise GeniusError(f"{folder} has an encoder: --query-vectors is only for an index of your own vectors")
     with WriteLock(folder / ".lock", 30.0).hold():
         store = open_store(folder, about)
         reader = store.at(store.latest())
         if not reader.count():
             raise GeniusError(f"{folder} is empty: there is nothing to fit to")
-        z, modality, some = _read(reader)
+        z, modality, sample = _read(reader)
         if old.encoder is None:
-            invented = own_queries(queries, old.fusion, z, modality)
+            fit_queries = own_queries(queries, old.fusion, z, modality)
         else:
-            invented = _invented(old.encoder, some)
+            fit_queries = _make_queries(old.encoder, sample)
         temporary = begin_replacement(folder, about)
         try:
             uri = None
             if old.config.encoder is not None:
                 uri = settled(old.config.encoder)
-            fit = fit_vectors(old.fusion, z, modality, invented, old.encoder, uri, config, say)
+            fit = fit_vectors(old.fusion, z, modality, fit_queries, old.encoder, uri, config, say)
             if old.encoder is None:
                 fit.model.queries = old.queries
-                if invented is not None:
-                    fit.model.queries = query_bank(invented, old.fusion, z.shape[1])
+                if fit_queries is not None:
+                    fit.model.queries = own_query_bank(fit_queries, old.fusion, z.shape[1])
             _write_anew(fit.model, reader, temporary)
         except BaseException:
             remove(temporary, folder, about.id)
@@ -383,10 +383,10 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
     return fit
 
 
-def _invented(encoder: Encoder, some: Sequence[tuple[int, Item]]) -> InventedQueries:
+def _make_queries(encoder: Encoder, sample: Sequence[tuple[int, Item]]) -> SyntheticQueries:
     """Queries for some items, whose row numbers become the positives."""
-    queries = invent_queries(encoder, [item for _, item in some])
-    rows = queries.positives.new_tensor([row for row, _ in some])
+    queries = synthesize_queries(encoder, [item for _, item in sample])
+    rows = queries.positives.new_tensor([row for row, _ in sample])
     known = queries.positives >= 0
     queries.positives[known] = rows[queries.positives[known]]
     return queries
@@ -396,15 +396,15 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
     """Vectors and modalities of all rows, and some items with their row numbers."""
     vectors = []
     modalities = []
-    some = []
+    sample = []
     stride = max(1, reader.count() // (4 * MOST))
     for row, entry in enumerate(reader.stream([*PAYLOAD, "_embedding"])):
         vectors.append(np.asarray(entry["_embedding"], np.float16))
         modalities.append(int(Modality.parse(entry["modality"])))
         if row % stride == 0 and (entry["_image"] is not None or entry["text"] is not None):
-            some.append((row, to_item(entry)))
+            sample.append((row, item_of_row(entry)))
     z = torch.from_numpy(np.stack(vectors)).float()
-    return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), some
+    return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), sample
 
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
@@ -431,7 +431,7 @@ def stored_again(model: Genius, reader: Reader, schema: Any, rows: Iterator[pa.R
     store.index_words(reader.words_columns())
     store.begin_ledger(described.to_dict())
     if Genius.from_pretrained(target / MODEL).fingerprint() != described.fingerprint:
-        raise GeniusError(f"{target / MODEL} does not read back as it was written; the index is as it was")
+        raise GeniusError(f"{target / MODEL} cannot be verified after writing; the index is unchanged")
     Store.open(target)
     write_about(target, described)  # last: before it, this is no index
 

@@ -30,9 +30,9 @@ from safetensors import SafetensorError
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
 from genius.files import read_json, rename, sync_directory, write_whole
-from genius.fit import FitConfig, Say, Unfitted, embed
+from genius.fit import FitConfig, Say, Unfitted, fused_vectors
 from genius.fit.folder import AT_ONCE, Encoded, Tell, stored_again
-from genius.fit.invent import MOST, invent_queries
+from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.index import Index
 from genius.index.folder import (
     About,
@@ -40,13 +40,13 @@ from genius.index.folder import (
     about_of,
     begin_replacement,
     finish_swap,
-    load_model,
+    load_index_model,
     open_store,
     swap,
 )
 from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous_of, remove, replacement_of, write_origin
-from genius.index.reader import PAYLOAD, Reader, Vanished, good_rows, whole_schema
-from genius.index.searching import to_item
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows, whole_schema
+from genius.index.searching import item_of_row
 from genius.model.genius import Genius
 from genius.types import Item, Modality
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 LOCK_S = 30.0  # seconds that the switch waits for other writers
 SKIPPED = "skipped.json"
 REFIT_SHARE = 0.1  # a model that was fitted before a kill is used if the number of items has changed by no more than this
-CONTENT = [*PAYLOAD, "_image_bytes"]
+CONTENT = [*HIT_COLUMNS, "_image_bytes"]
 ROUNDS = 5  # over what others add meanwhile, before the last one under the lock
 
 
@@ -230,7 +230,7 @@ class _Run:
         rows = [row for row in rows if row not in empty]
         if not rows:
             return
-        items = [to_item(row) for row in rows]
+        items = [item_of_row(row) for row in rows]
         features, kept, problems = encode_items(self.unfitted.encoder, items, on_error="skip", batch_size=32)
         self.encoded.add([_key(rows[row]) for row in kept], features)
         self.new += len(kept)
@@ -249,19 +249,19 @@ class _Run:
         lines = Problems(self.problems.values())
         first = next(iter(self.problems.values()), "it is empty")
         return OriginalsMissing(
-            f"{counted(len(self.problems), 'item')} of {self.path} cannot be encoded again ({first}); the index is as it was, "
+            f"{counted(len(self.problems), 'item')} of {self.path} cannot be encoded again ({first}); the index is unchanged, "
             "--skip-missing leaves them out",
             lines,
         )
 
     def _skipped(self, reader: Reader) -> list[tuple[str, str]]:
         """(id, reason) of the items that have no features."""
-        found = []
+        skipped = []
         for row in reader.stream(["_seq", "id"]):
             key = _key(row)
             if key not in self.encoded:
-                found.append((key[0], self.problems.get(key[1], f"{key[0]}: not encoded")))
-        return found
+                skipped.append((key[0], self.problems.get(key[1], f"{key[0]}: not encoded")))
+        return skipped
 
     def _write_skipped(self, ids: Sequence[str]) -> None:
         body = json.dumps({"ids": list(ids)}) + "\n"
@@ -278,9 +278,9 @@ class _Run:
             if abs(int(fitted.get("items", 0)) - len(self.encoded)) <= REFIT_SHARE * len(self.encoded):
                 return model
             remove(place, self.path)
-        self.say("inventing queries")
-        some, rows = self._sample()
-        queries = invent_queries(self.unfitted.encoder, some)
+        self.say("generating synthetic queries")
+        sample, rows = self._sample()
+        queries = synthesize_queries(self.unfitted.encoder, sample)
         known = queries.positives >= 0
         queries.positives[known] = queries.positives.new_tensor(rows)[queries.positives[known]]
         features = self.encoded.all().to("cpu", torch.float32)
@@ -291,7 +291,7 @@ class _Run:
             model.save_pretrained(half)
             rename(half, place)
         except (OSError, SafetensorError) as error:
-            raise GeniusError(f"cannot write {half}: {error}; the index is as it was") from None
+            raise GeniusError(f"cannot write {half}: {error}; the index is unchanged") from None
         return model
 
     def _sample(self) -> tuple[list[Item], list[int]]:
@@ -300,10 +300,10 @@ class _Run:
         stride = max(1, reader.count() // (4 * MOST))
         items = []
         rows = []
-        for number, row in enumerate(reader.stream(PAYLOAD)):
+        for number, row in enumerate(reader.stream(HIT_COLUMNS)):
             key = _key(row)
             if number % stride == 0 and key in self.encoded and (row["_image"] is not None or row["text"] is not None):
-                items.append(to_item(row))
+                items.append(item_of_row(row))
                 rows.append(self.encoded.rows[key])
         return items, rows
 
@@ -333,7 +333,7 @@ class _Run:
                 continue
             batch = batch.take(pa.array(kept))
             features = self.encoded.of([keys[row] for row in kept]).to("cpu", torch.float32)
-            z = embed(model.fusion.cpu(), features)
+            z = fused_vectors(model.fusion.cpu(), features)
             labels = batch.column("modality").to_pylist()
             modality = torch.tensor([int(Modality.parse(label)) for label in labels], dtype=torch.long)
             codes = model.quantizer.cpu().encode(z, modality).numpy().astype(np.uint16)
@@ -387,7 +387,7 @@ def go_back(folder: str | Path, *, device: torch.device | str = "cpu") -> WentBa
         if not previous.is_dir() or not is_sibling(previous, path, origin_of(path)):
             raise GeniusError(f"there is no index before the last switch of {path}: nothing to go back to")
         old = about_of(previous)
-        model = load_model(previous, None, old)
+        model = load_index_model(previous, None, old)
         model.to(device)
         with Index(previous, model, create=False) as index:
             carried, deleted = _carry_over(path, about, index)
@@ -408,12 +408,12 @@ def _carry_over(path: Path, about: About, old: Index) -> tuple[int, int]:
     if listed.is_file():
         skipped = set(read_json(listed).get("ids", []))
     ids = set(now.values())
-    gone = [item_id for item_id in before.values() if item_id not in ids and item_id not in skipped]
+    deleted_ids = [item_id for item_id in before.values() if item_id not in ids and item_id not in skipped]
     for part in batched(iter(fresh), AT_ONCE):
-        old.upsert(to_item(row) for row in reader.rows(part, CONTENT).values())
-    if gone:
-        old.delete(gone, missing="skip")
-    return len(fresh), len(gone)
+        old.upsert(item_of_row(row) for row in reader.rows(part, CONTENT).values())
+    if deleted_ids:
+        old.delete(deleted_ids, missing="skip")
+    return len(fresh), len(deleted_ids)
 
 
 def _exchange(path: Path, previous: Path, about: About) -> None:
@@ -424,7 +424,7 @@ def _exchange(path: Path, previous: Path, about: About) -> None:
         rename(path, aside)
         _take_name(path, previous, aside)
     except OSError as error:
-        raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is as it was") from None
+        raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is unchanged") from None
     try:
         rename(aside, previous)
         sync_directory(path.parent)

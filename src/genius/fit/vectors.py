@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import reading
-from genius.fit import Fit, FitConfig, Say, embed, fit_collection, sum_fusion, unfitted_model
-from genius.fit.invent import InventedQueries
+from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion, unfitted_model
+from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
@@ -90,7 +90,7 @@ def read_ids(path: Path, rows: int) -> list[str]:
     return ids
 
 
-def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> InventedQueries | None:
+def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, modality: torch.Tensor) -> SyntheticQueries | None:
     """Query vectors in the form that a fit takes; the nearest item is taken for the positive.
 
     Args:
@@ -102,17 +102,17 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     if vectors is None or not len(vectors):
         return None
     features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
-    nearest = nearest_rows(embed(fusion, features), z, 1)[:, 0]
+    nearest = nearest_rows(fused_vectors(fusion, features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
-    return InventedQueries(features, nearest, modality[nearest], tasks)
+    return SyntheticQueries(features, nearest, modality[nearest], tasks)
 
 
-def query_bank(queries: InventedQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
+def own_query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int, seed: int = 0) -> QueryBank:
     """What an index of own vectors knows of queries: their distribution, but not which modality they want."""
     neutral = neutral_queries(width)
     if queries is None:
         return neutral
-    vectors = embed(fusion, queries.features)
+    vectors = fused_vectors(fusion, queries.features)
     bank = QueryBank.of(vectors, queries.features.modality, queries.targets, seed=seed, real=True)
     return replace(bank, probe_weight=neutral.probe_weight, probe_bias=neutral.probe_bias)
 
@@ -137,9 +137,9 @@ def fit_own_vectors(
     config = config or FitConfig()
     features = _features_of(items)
     fusion = sum_fusion(features)
-    invented = own_queries(queries, fusion, embed(fusion, features), features.modality)
-    fit = fit_collection(features, invented, config=config, say=say)
-    fit.model.queries = query_bank(invented, fusion, features.width, config.seed)
+    fit_queries = own_queries(queries, fusion, fused_vectors(fusion, features), features.modality)
+    fit = fit_collection(features, fit_queries, config=config, say=say)
+    fit.model.queries = own_query_bank(fit_queries, fusion, features.width, config.seed)
     return fit
 
 
@@ -156,8 +156,8 @@ def unfitted_own_vectors(items: Sequence[Item], queries: NDArray[Any] | None = N
     """
     features = _features_of(items)
     model = unfitted_model(features, config=config)
-    invented = own_queries(queries, model.fusion, embed(model.fusion, features), features.modality)
-    model.queries = query_bank(invented, model.fusion, features.width)
+    fit_queries = own_queries(queries, model.fusion, fused_vectors(model.fusion, features), features.modality)
+    model.queries = own_query_bank(fit_queries, model.fusion, features.width)
     return model
 
 

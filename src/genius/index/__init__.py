@@ -28,16 +28,26 @@ from genius.features import Features
 from genius.index import cache, exchange, explaining, learned, learning, names, opened, searching, words, writing
 from genius.index.explaining import Explanation
 from genius.index.filters import compile_where
-from genius.index.folder import FORMAT, WriteLock, about_of, clear, describe, open_or_create, read_about, save_inside, upgrade
+from genius.index.folder import (
+    FORMAT,
+    WriteLock,
+    about_of,
+    clear,
+    describe_index,
+    open_or_create,
+    read_about,
+    upgrade,
+    write_inside,
+)
 from genius.index.learned import Learned
 from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
 from genius.index.paths import origin_of
 from genius.index.prepare import Stamped
-from genius.index.reader import PAYLOAD, Reader, Vanished
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.repair import Copied, snapshot
 from genius.index.results import AddReport, Hit, Hits, PrefixView
 from genius.index.target import Target
-from genius.index.vectors import model_for_vectors
+from genius.index.vectors import write_model
 from genius.index.writing import Field, OnError
 from genius.model.query_bank import QueryBank
 from genius.search import ScanCache, SearchParams, SearchRequest
@@ -74,18 +84,20 @@ class Index:
     Raises:
         GeniusError: there is no index, it is damaged, or it belongs to another model.
 
-    >>> import tempfile
-    >>> from genius import Genius, Index, Item
-    >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
-    >>> report = index.add([Item("1", text="a red bicycle", metadata={"price": 40}), {"id": "2", "text": "a boat on the sea"}])
-    >>> report.added, len(index)
-    (2, 2)
-    >>> [hit.id for hit in index.search("bicycle", k=1)]
-    ['1']
-    >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
-    ['2', '1']
-    >>> [hit.id for hit in index.search("anything", where="price < 50")]
-    ['1']
+    Examples:
+        >>> import tempfile
+        >>> from genius import Genius, Index, Item
+        >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
+        >>> bicycle = Item("1", text="a red bicycle", metadata={"price": 40})
+        >>> report = index.add([bicycle, {"id": "2", "text": "a boat on the sea"}])
+        >>> report.added, len(index)
+        (2, 2)
+        >>> [hit.id for hit in index.search("bicycle", k=1)]
+        ['1']
+        >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
+        ['2', '1']
+        >>> [hit.id for hit in index.search("anything", where="price < 50")]
+        ['1']
     """
 
     def __init__(
@@ -143,11 +155,12 @@ class Index:
         Raises:
             GeniusError: If there is an index already, or neither or both of `model` and `dim` are given.
 
-        >>> import tempfile
-        >>> index = Index.create(tempfile.mkdtemp() + "/own.genius", dim=3)
-        >>> report = index.add([Item("a", vector=[1, 0, 0]), Item("b", vector=[0, 1, 0], metadata={"year": 2024})])
-        >>> [hit.id for hit in index.search(vector=[0.1, 0.9, 0])]
-        ['b', 'a']
+        Examples:
+            >>> import tempfile
+            >>> index = Index.create(tempfile.mkdtemp() + "/own.genius", dim=3)
+            >>> report = index.add([Item("a", vector=[1, 0, 0]), Item("b", vector=[0, 1, 0], metadata={"year": 2024})])
+            >>> [hit.id for hit in index.search(vector=[0.1, 0.9, 0])]
+            ['b', 'a']
         """
         path = Path(path)
         if (model is None) == (dim is None):
@@ -155,8 +168,7 @@ class Index:
         if read_about(path) is not None:
             raise GeniusError(f"{path} is an index already: open it with Index(path)")
         if dim is not None:
-            model = model_for_vectors(dim)
-            save_inside(path, model)
+            model = write_inside(path, partial(write_model, width=dim))
         return cls(path, model, create=True, **options)
 
     @classmethod
@@ -244,6 +256,12 @@ class Index:
 
         Returns:
             How many were added, and what was skipped.
+
+        Examples:
+            >>> index.add([Item("3", text="a green door")]).added
+            1
+            >>> index.delete("3")
+            1
         """
         return writing.write(
             self,
@@ -275,6 +293,10 @@ class Index:
 
         Returns:
             How many were added and replaced, and what was skipped.
+
+        Examples:
+            >>> index.upsert([Item("1", text="a red bicycle", metadata={"price": 40})]).replaced
+            1
         """
         return writing.write(
             self,
@@ -297,8 +319,8 @@ class Index:
             How many were deleted.
         """
         self.check_writable()
-        wanted = writing.check_ids([ids] if isinstance(ids, str) else ids)
-        return self.following(lambda: self._delete(wanted, missing))
+        item_ids = writing.check_ids([ids] if isinstance(ids, str) else ids)
+        return self.following(lambda: self._delete(item_ids, missing))
 
     def _delete(self, ids: list[str], missing: OnError) -> int:
         """Delete, and note which of these came from files: indexing their folder again does not bring them back."""
@@ -314,7 +336,7 @@ class Index:
 
     def fields(self) -> list[Field]:
         """Metadata fields: name, type, how many items have each."""
-        return self.consistent(lambda: writing.fields_of(self.reader()))
+        return self.consistent(lambda: writing.list_fields(self.reader()))
 
     # -- upkeep ------------------------------------------------------------------------------------------------
 
@@ -407,9 +429,9 @@ class Index:
         """
         self.check_writable()
         with self.write_lock.hold():
-            there = learned.forget(self.path)
+            forgotten = learned.forget(self.path)
         self.follow_learned()
-        return there
+        return forgotten
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -426,12 +448,18 @@ class Index:
 
         Returns:
             One item for one id, else a list in the order of `ids`.
+
+        Examples:
+            >>> index.get("1").text
+            'a red bicycle'
         """
-        wanted = ids
+        item_ids = ids
         if isinstance(ids, str):
-            wanted = [ids]
-        rows = self._columns(writing.check_ids(wanted), [*PAYLOAD, "_image_bytes"], "raise" if isinstance(ids, str) else missing)
-        items = [searching.to_item(rows[item_id]) for item_id in wanted if item_id in rows]
+            item_ids = [ids]
+        rows = self._columns(
+            writing.check_ids(item_ids), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
+        )
+        items = [searching.item_of_row(rows[item_id]) for item_id in item_ids if item_id in rows]
         if isinstance(ids, str):
             return items[0]
         return items
@@ -459,6 +487,10 @@ class Index:
 
         Args:
             item_id: of the item.
+
+        Examples:
+            >>> len(index.codes("1")) == len(index.about.levels)
+            True
         """
         return tuple(int(code) for code in self._columns([item_id], ["_codes"])[item_id]["_codes"])
 
@@ -467,6 +499,10 @@ class Index:
 
         Args:
             where: count only items that match this condition over metadata.
+
+        Examples:
+            >>> index.count(), index.count("price < 50")
+            (2, 1)
         """
 
         def call() -> int:
@@ -476,7 +512,12 @@ class Index:
         return self.consistent(call)
 
     def columns(self) -> dict[str, str]:
-        """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
+        """Metadata keys that `where` can name, and what each holds: text, number or boolean.
+
+        Examples:
+            >>> index.columns()
+            {'price': 'number'}
+        """
         return self.consistent(lambda: dict(self.reader().columns))
 
     def items(
@@ -494,14 +535,18 @@ class Index:
 
         Raises:
             GeniusError: there is no such field, or `where` cannot be read.
+
+        Examples:
+            >>> sorted(item.id for item in index.items())
+            ['1', '2']
         """
         if limit is not None:
             whole("limit", limit, 0, 2**31)
         if order_by is not None:
             yield from self._ordered_items(where, order_by, descending, limit)
             return
-        for row in islice(searching.stream(self, [*PAYLOAD, "_image_bytes"], where), limit):
-            yield searching.to_item(row)
+        for row in islice(searching.stream(self, [*HIT_COLUMNS, "_image_bytes"], where), limit):
+            yield searching.item_of_row(row)
 
     def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
         field = None
@@ -563,11 +608,20 @@ class Index:
             limit: items that are listed.
             offset: items that are skipped first.
             per_child: items that are listed for each of the 64 fullest next codes.
+
+        Examples:
+            >>> index.below(index.codes("1")[:1]).count
+            2
         """
         return explaining.below(self, prefix, limit, offset, per_child)
 
     def modalities(self) -> set[Modality]:
-        """Modalities of the items. One whose last item was just deleted may still be named."""
+        """Modalities of the items. One whose last item was just deleted may still be named.
+
+        Examples:
+            >>> [modality.label for modality in index.modalities()]
+            ['text']
+        """
 
         def present() -> set[Modality]:
             with self.lock:
@@ -576,8 +630,13 @@ class Index:
         return self.consistent(present)
 
     def info(self) -> dict[str, Any]:
-        """What this index is, for people and machines."""
-        return self.consistent(lambda: describe(self.path, self.about, self.reader()))
+        """What this index is, for people and machines.
+
+        Examples:
+            >>> index.info()["items"]
+            2
+        """
+        return self.consistent(lambda: describe_index(self.path, self.about, self.reader()))
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
@@ -637,9 +696,15 @@ class Index:
 
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
+
+        Examples:
+            >>> index.search("a red bicycle", k=1)[0].id
+            '1'
+            >>> [hit.id for hit in index.search("a bicycle", where="price < 50")]
+            ['1']
         """
-        wanted = Target.parse(target, modality)
-        query = Query(text, image, instruction, wanted.modality, minus, vector)  # type: ignore[arg-type]
+        parsed_target = Target.parse(target, modality)
+        query = Query(text, image, instruction, parsed_target.modality, minus, vector)  # type: ignore[arg-type]
         request = SearchRequest(
             k,
             where,
@@ -647,13 +712,13 @@ class Index:
             beams,
             rerank,
             params,
-            wanted.strict,
+            parsed_target.strict,
             diverse,
             mode,
             words_weight,
             item_bias,
             min_probability,
-            wanted.any_modality,
+            parsed_target.any_modality,
         )
         return self.search_many([query], request)[0]
 
@@ -666,6 +731,10 @@ class Index:
 
         Returns:
             The hits of each query.
+
+        Examples:
+            >>> [hits[0].id for hits in index.search_many(["a red bicycle", "a boat"])]
+            ['1', '2']
         """
         return self.search_each(queries, [request] * len(queries))
 
@@ -679,7 +748,7 @@ class Index:
         Returns:
             The hits of each query.
         """
-        return self.following(lambda: words.answer(self, queries, requests))
+        return self.following(lambda: words.search_by_mode(self, queries, requests))
 
     def vectors(self, batch: int = 256) -> Iterator[tuple[list[str], Tensor, list[Modality]]]:
         """Ids, stored vectors (n, D) and modalities of all items of one version.
@@ -934,7 +1003,7 @@ class Index:
                 return call()
             except Vanished:
                 if self.pinned is not None:
-                    raise GeniusError(f"version {self.pinned} of {self.path} was cleaned away") from None
+                    raise GeniusError(f"version {self.pinned} of {self.path} was removed by genius optimize") from None
         return call()
 
     @contextmanager

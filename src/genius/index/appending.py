@@ -157,7 +157,7 @@ def _read_back(state: Index, records: Sequence[DataFiles]) -> None:
         for batch in good_rows(state.store.peek(state.store.newest()), f"_seq >= {record.first} AND _seq < {last}"):
             found += batch.num_rows
         if found != record.rows:
-            raise GeniusError(f"{record.rows - found} rows of a part cannot be read back; the index is as it was")
+            raise GeniusError(f"{record.rows - found} rows of a part cannot be read back; the index is unchanged")
 
 
 def _unfit(reader: Reader, records: Sequence[DataFiles], contradicted: Mapping[str, set[str]], problems: Problems) -> set[int]:

@@ -34,7 +34,7 @@ from genius.index.commit import DATA_FILE, data_files, table_folder
 from genius.index.extents import Extents, Finder
 from genius.index.ledger import file_sum, seal, size_in, unseal
 from genius.index.paths import MAX_SMALL, remove
-from genius.index.reader import Reader, Shown
+from genius.index.reader import HitColumns, Reader
 from genius.search import CodeTrie
 from genius.search.vectors import StoredVectors
 
@@ -76,7 +76,7 @@ class Base:
     segments: Sequence[NDArray[np.float16]]  # each (n, D): the vectors
     order: NDArray[np.int64] | None = None  # (N,) where in the concatenated segments each row's vector is; None: in order
     manifest: str | None = None  # checksum of the file that defines the version
-    shown: Shown | None = None  # what hits show of the rows, at this very version: metadata of a row may change later
+    shown: HitColumns | None = None  # what hits show of the rows, at this very version: metadata of a row may change later
     extents: Extents | None = None  # where the segments lie in the table; None: they are a copy
     cached: bool = False  # whether this came out of a file, and not straight from the table
 
@@ -244,7 +244,7 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
         except OSError:
             return build(reader, key.level_sizes, key.width, None)
         try:
-            Shown.write(reader, base.seqs, scratch)
+            HitColumns.write(reader, base.seqs, scratch)
             _write(base, key, scratch)
             target = root / f"{reader.version}"
             if target.exists():
@@ -315,7 +315,7 @@ def load(folder: Path, key: CacheKey) -> Base | None:
             arrays["hashes"] = short_hash(arrays["hashes"])
         shown = None
         if about["format"] == FORMAT:
-            shown = Shown.open(arrays["seqs"], folder)
+            shown = HitColumns.open(arrays["seqs"], folder)
         return Base(
             int(about["version"]),
             arrays["seqs"],

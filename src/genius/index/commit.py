@@ -215,7 +215,7 @@ def verify(folder: Path, ledger: Ledger) -> None:
         if ledger.read() is state:
             break
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    raise Damaged(f"{folder} is damaged: {problems[0]}{more}; genius check {folder} lists all, genius repair {folder} mends it")
+    raise Damaged(f"{folder} is damaged: {problems[0]}{more}; genius check {folder} lists all, genius repair {folder} repairs it")
 
 
 def missing_head(folder: Path, state: LedgerState) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.index.metadata import Columns, TableColumns, to_item
+from genius.index.metadata import Columns, TableColumns, item_of_table_row
 from genius.types import Item
 
 OWN = ("id", "score", "probability", "modality", "text", "image", "codes", "ranks", "vector")  # columns that are no metadata
@@ -77,7 +77,7 @@ def items_of_dataset(
         if not isinstance(row, Mapping):
             raise GeniusError(f"row {number} is a {type(row).__name__}, not a mapping: name a split, such as dataset['train']")
         try:
-            yield to_item(row, columns, Path(), str(number))
+            yield item_of_table_row(row, columns, Path(), str(number))
         except GeniusError as error:
             raise GeniusError(f"row {number}: {error}") from None
 

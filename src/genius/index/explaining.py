@@ -22,7 +22,7 @@ from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.folder import INSIDE
 from genius.index.opened import Live
-from genius.index.reader import PAYLOAD
+from genius.index.reader import HIT_COLUMNS
 from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
 from genius.model.embedding import Embedded
@@ -76,7 +76,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExplainedLevel:
     """One level of a beam search."""
 
     level: int
@@ -91,7 +91,7 @@ class BeamTrace:
     """How a beam search generates IDs for one target modality."""
 
     target: str | None  # the modality that was given as the first code; None: the decoder generated it
-    steps: tuple[Step, ...]
+    steps: tuple[ExplainedLevel, ...]
 
     def tree(self) -> list[dict[str, Any]]:
         """The codes of all steps as a tree: each holds those that follow it as `children`."""
@@ -109,7 +109,7 @@ class BeamTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExplainedHit:
     """One hit, and how likely each code of its ID was."""
 
     hit: Hit
@@ -127,7 +127,7 @@ class Answer:
 class Explanation:
     """What `Index.explain` gives."""
 
-    answers: list[Answer]
+    answers: list[ExplainedHit]
     traces: list[BeamTrace]  # one for each target modality that was searched
     plan: str | None  # the plan that found the hits: flat, scan or beam; None: there was nothing to search
     considered: int = 0  # items that it scored in any way
@@ -142,10 +142,10 @@ class Explanation:
     @property
     def summary(self) -> str:
         """In one line, the plan that really ran."""
-        did = PLANS.get(self.plan or "")
+        plan_summary = PLANS.get(self.plan or "")
         plan = "none (nothing to search)"
-        if did is not None:
-            plan = f"{self.plan} ({self.considered:,} {did})"
+        if plan_summary is not None:
+            plan = f"{self.plan} ({self.considered:,} {plan_summary})"
         line = f"plan: {plan} · target: {self.target or 'any modality'}"
         if self.fusion is not None:
             weights = ", ".join(f"{name} {weight:g}" for name, weight in self.fusion.items())
@@ -191,7 +191,7 @@ def explain(
         rejected: Codes of every level that were not kept and are listed.
     """
     if request.mode == "words":
-        raise GeniusError("a search by words generates no codes: explain one of mode 'similarity' or 'hybrid'")
+        raise GeniusError("mode 'words' generates no codes: explain a search of mode 'similarity' or 'hybrid'")
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
     label = None
@@ -202,9 +202,9 @@ def explain(
     else:
         parts = spread([query], state.modalities())[0]
     model = state.model
-    embedded = searching.embed(model, parts)
+    embedded = searching.embed_queries(model, parts)
     traces: list[tuple[_Part, list[Code]]] = []
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ExplainedHit] = {}
     with state.lock:
         live = state.current(model=model)
         engine = live.engine()
@@ -213,11 +213,11 @@ def explain(
         if not model.fitted:
             return _without_codes(live, engine, hits, label, embedded, parts, request.settings(model))
         for number, one in enumerate(parts):
-            own = [hit for hit in hits if one.target is None or hit.modality == one.target]
-            part = _traced(state, live, engine, one, embedded.z[number : number + 1], own, request, rejected)
-            traces.append((part, _shown(part, [hit.codes for hit in own], shown)))
-            biases = _item_biases(live, engine, int(embedded.modality[number]), own, request.settings(model))
-            for hit, path, bias in zip(own, part.trace.paths.tolist(), biases, strict=True):
+            part_hits = [hit for hit in hits if one.target is None or hit.modality == one.target]
+            part = _traced(state, live, engine, one, embedded.z[number : number + 1], part_hits, request, rejected)
+            traces.append((part, _shown(part, [hit.codes for hit in part_hits], shown)))
+            biases = _item_biases(live, engine, int(embedded.modality[number]), part_hits, request.settings(model))
+            for hit, path, bias in zip(part_hits, part.trace.paths.tolist(), biases, strict=True):
                 answers[hit.id] = _answer(hit, path, part, bias)
         about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
     return Explanation(
@@ -244,11 +244,11 @@ def _without_codes(
     params: SearchParams,
 ) -> Explanation:
     """The explanation of a search in an index to which nothing was fitted: the plan, and what was taken off each score."""
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ExplainedHit] = {}
     for number, one in enumerate(parts):
         own = [hit for hit in hits if one.target is None or hit.modality == one.target]
         biases = _item_biases(live, engine, int(embedded.modality[number]), own, params)
-        answers.update((hit.id, Answer(hit, (), None, bias)) for hit, bias in zip(own, biases, strict=True))
+        answers.update((hit.id, ExplainedHit(hit, (), None, bias)) for hit, bias in zip(own, biases, strict=True))
     return Explanation(
         [answers[hit.id] for hit in hits if hit.id in answers],
         [],
@@ -287,47 +287,49 @@ def _traced(
         label = Modality(query.target).label
     import torch
 
-    wanted = np.array([searching.target_code(query.target)])
-    allowed = searching._allowed(live, request.where, wanted)
+    target_codes = np.array([searching.target_code(query.target)])
+    allowed = searching._allowed(live, request.where, target_codes)
     if allowed is not None and allowed.ndim == 2:
         allowed = allowed[0]
     ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, len(state.about.levels))
     target = -1
     if state.model.config.quantizer.labelled:
-        target = int(wanted[0])
+        target = int(target_codes[0])
     params = request.settings(state.model)
-    found = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
-    return _Part(label, target >= 0, found)
+    trace = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
+    return _Part(label, target >= 0, trace)
 
 
 def _shown(part: _Part, ids: Sequence[Prefix], shown: int) -> list[Code]:
     """The codes of a trace that people are shown: with each, all codes before it."""
-    wanted: set[Prefix] = set()
+    prefixes: set[Prefix] = set()
     for step in part.trace.steps:
         best = [*step.kept[:shown], *step.rejected]
         ahead = {codes[: step.level + 1] for codes in ids}
-        wanted.update(one.prefix[:length] for one in best for length in range(1, len(one.prefix) + 1))
-        wanted.update(one.prefix for one in step.kept if one.prefix in ahead)
+        prefixes.update(code.prefix[:length] for code in best for length in range(1, len(code.prefix) + 1))
+        prefixes.update(code.prefix for code in step.kept if code.prefix in ahead)
     out = []
     for step in part.trace.steps:
         below = {codes[: step.level + 1] for codes in ids}
-        for rank, one in enumerate((*step.kept, *step.rejected), start=1):
-            if one.prefix not in wanted:
+        for rank, code in enumerate((*step.kept, *step.rejected), start=1):
+            if code.prefix not in prefixes:
                 continue
             kept = rank <= len(step.kept)
             log_p = None
             if not step.given:
-                log_p = one.log_p
-            out.append(Code(one.prefix, log_p, one.total, one.items, kept, rank if kept else None, one.prefix in below))
+                log_p = code.log_p
+            out.append(Code(code.prefix, log_p, code.total, code.items, kept, rank if kept else None, code.prefix in below))
     return out
 
 
-def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, About]) -> BeamTrace:
+def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, PrefixSummary]) -> BeamTrace:
     steps = []
     for step in part.trace.steps:
-        own = [code for code in codes if len(code.prefix) == step.level + 1]
-        described = tuple(replace(code, words=about[code.prefix].words, examples=about[code.prefix].examples) for code in own)
-        steps.append(Step(step.level, step.competing, len(step.kept), step.items, described))
+        level_codes = [code for code in codes if len(code.prefix) == step.level + 1]
+        described = tuple(
+            replace(code, words=about[code.prefix].words, examples=about[code.prefix].examples) for code in level_codes
+        )
+        steps.append(ExplainedLevel(step.level, step.competing, len(step.kept), step.items, described))
     return BeamTrace(part.label, tuple(steps))
 
 
@@ -343,60 +345,63 @@ def _item_biases(
     return [round(value, 4) for value in taken]
 
 
-def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> Answer:
+def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> ExplainedHit:
     lost_at = None
     for step in part.trace.steps:
         if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
             lost_at = step.level
             break
     log_p = tuple(None if part.given and level == 0 else value for level, value in enumerate(path))
-    return Answer(hit, log_p, lost_at, item_bias)
+    return ExplainedHit(hit, log_p, lost_at, item_bias)
 
 
 # -- what a code means -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class PrefixSummary:
     """What lives below a prefix."""
 
     words: tuple[str, ...]  # of its items
     examples: tuple[str, ...]  # ids of some
 
 
-def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, About], frozenset[str]]:
+def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, PrefixSummary], frozenset[str]]:
     """What lives below each prefix, and which of the examples have images."""
     rows = {}
     for prefix in prefixes:
         below = live.below(prefix)
         rows[prefix] = below[:: max(1, math.ceil(len(below) / SAMPLED_ITEMS))]
     if rows:
-        seqs = np.unique(np.concatenate([live.seqs[own] for own in rows.values()]))
+        seqs = np.unique(np.concatenate([live.seqs[prefix_items] for prefix_items in rows.values()]))
     else:
         seqs = np.empty(0, np.int64)
-    found = live.reader.rows(seqs, PAYLOAD)
+    rows_by_seq = live.reader.rows(seqs, HIT_COLUMNS)
     items = {
-        int(seq): searching.to_item({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
-        for seq, row in found.items()
+        int(seq): searching.item_of_row({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
+        for seq, row in rows_by_seq.items()
     }
-    own_items = {prefix: [items[int(seq)] for seq in live.seqs[own]] for prefix, own in rows.items()}
+    own_items = {prefix: [items[int(seq)] for seq in live.seqs[prefix_items]] for prefix, prefix_items in rows.items()}
     words = _words(own_items)
-    about = {prefix: About(words[prefix], tuple(item.id for item in own[:EXAMPLES])) for prefix, own in own_items.items()}
-    pictured = {item.id for own in own_items.values() for item in own[:EXAMPLES] if item.image is not None}
+    about = {
+        prefix: PrefixSummary(words[prefix], tuple(item.id for item in prefix_items[:EXAMPLES]))
+        for prefix, prefix_items in own_items.items()
+    }
+    pictured = {item.id for prefix_items in own_items.values() for item in prefix_items[:EXAMPLES] if item.image is not None}
     return about, frozenset(pictured)
 
 
 def _words(items: dict[Prefix, list[Item]]) -> dict[Prefix, tuple[str, ...]]:
     """The words that most items below a code have and few below other codes of its level: tf-idf, codes as documents."""
-    counts = {prefix: Counter(word for item in own for word in words_of(item)) for prefix, own in items.items()}
+    counts = {prefix: Counter(word for item in word_counts for word in words_of(item)) for prefix, word_counts in items.items()}
     codes_with: dict[int, Counter[str]] = {}  # level -> word -> codes that have it
     levels = Counter(len(prefix) for prefix in items)
-    for prefix, own in counts.items():
-        codes_with.setdefault(len(prefix), Counter()).update(own.keys())
+    for prefix, word_counts in counts.items():
+        codes_with.setdefault(len(prefix), Counter()).update(word_counts.keys())
     out = {}
-    for prefix, own in counts.items():
+    for prefix, word_counts in counts.items():
         level = len(prefix)
-        weight = {word: count * math.log1p(levels[level] / codes_with[level][word]) for word, count in own.items()}
+        weight = {word: count * math.log1p(levels[level] / codes_with[level][word]) for word, count in word_counts.items()}
         out[prefix] = tuple(sorted(weight, key=lambda word: (-weight[word], word))[:WORDS])
     return out
 
@@ -409,18 +414,18 @@ def words_of(item: Item) -> set[str]:
 
 def below(state: Index, prefix: Sequence[int | None], limit: int, offset: int, per_child: int) -> PrefixView:
     """What lives under the first codes of an ID, None for any code, of one version."""
-    wanted = tuple(prefix)
+    codes = tuple(prefix)
     levels = state.about.levels
     for name, value in (("limit", limit), ("offset", offset), ("per_child", per_child)):
         whole(name, value, -(2**31), 2**31)
-    if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in wanted):
-        raise GeniusError(f"a prefix is whole numbers, got {wanted!r}")
-    if len(wanted) > len(levels):
-        raise GeniusError(f"a prefix of {len(wanted)} codes; IDs have {len(levels)}")
-    for level, code in enumerate(wanted):
+    if not all(code is None or (isinstance(code, int | np.integer) and not isinstance(code, bool)) for code in codes):
+        raise GeniusError(f"a prefix is whole numbers, got {codes!r}")
+    if len(codes) > len(levels):
+        raise GeniusError(f"a prefix of {len(codes)} codes; IDs have {len(levels)}")
+    for level, code in enumerate(codes):
         if code is not None and not 0 <= code < levels[level]:
             raise GeniusError(f"code {code} at level {level} is not in 0..{levels[level] - 1}")
-    return state.consistent(lambda: _below(state, wanted, max(limit, 0), max(offset, 0), max(per_child, 0)))
+    return state.consistent(lambda: _below(state, codes, max(limit, 0), max(offset, 0), max(per_child, 0)))
 
 
 def _below(state: Index, wanted: tuple[int | None, ...], limit: int, offset: int, per_child: int) -> PrefixView:
@@ -439,8 +444,8 @@ def _below(state: Index, wanted: tuple[int | None, ...], limit: int, offset: int
         shown_codes = live.codes_of(shown)
         seqs = live.seqs[shown]
         reader = live.reader
-    found = reader.rows(seqs, PAYLOAD)
-    items = searching.display(reader, [found[int(seq)] for seq in seqs])
+    rows_by_seq = reader.rows(seqs, HIT_COLUMNS)
+    items = searching.display(reader, [rows_by_seq[int(seq)] for seq in seqs])
     return PrefixView(wanted, len(rows), children, items, [tuple(row) for row in shown_codes.tolist()])
 
 
@@ -470,34 +475,34 @@ def unlike(state: Index) -> dict[str, float]:
     codes = live.codes_of(picked)
     modalities = codes[:, 0]
     if not model.config.quantizer.labelled:  # the first code is not the modality
-        found = reader.rows(live.seqs[picked], ["modality"])
-        modalities = np.array([int(Modality.parse(found[int(seq)]["modality"])) for seq in live.seqs[picked]])
+        rows_by_seq = reader.rows(live.seqs[picked], ["modality"])
+        modalities = np.array([int(Modality.parse(rows_by_seq[int(seq)]["modality"])) for seq in live.seqs[picked]])
     return model.knows.strange(distances(model.reconstruct, z, codes), modalities)
 
 
 def advice(state: Index) -> str | None:
     """One line that says what is wrong and what helps; None: nothing is."""
-    known = state.model.knows
-    if known is None:
+    known_items = state.model.knows
+    if known_items is None:
         return None
     with state.lock:
         count = state.current().alive
     if state.about.source == INSIDE:
         if compared_whole(count):
             return None  # the default search needs no codes
-        if not known.fitted:
+        if not known_items.fitted:
             return (
                 f"this index has grown to {count:,} items, and nothing is fitted yet: "
                 f"genius index --fit -o {state.path.name} fits codes and decoder"
             )
-        if count < OUTGROWN * known.items and not unlike(state):
+        if count < OUTGROWN * known_items.items and not unlike(state):
             return None
         return (
-            f"this index has outgrown its codes, which were fitted to {known.items:,} of its {count:,} items: "
+            f"this index has outgrown its codes, which were fitted to {known_items.items:,} of its {count:,} items: "
             f"genius index FILES -o {state.path.name} --refit fits new ones"
         )
-    strange = unlike(state)
-    if not strange:
+    unlike_modalities = unlike(state)
+    if not unlike_modalities:
         return None
-    what = " and ".join(NAMES[modality] for modality in strange)
-    return f"the {what} here look unlike what this model knows ({known.about or 'what it was trained on'}); {HELP}"
+    names = " and ".join(NAMES[modality] for modality in unlike_modalities)
+    return f"the {names} here look unlike what this model knows ({known_items.about or 'what it was trained on'}); {HELP}"

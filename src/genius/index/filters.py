@@ -266,10 +266,10 @@ class _Parser:
         self.expect(")")
         if not values or (name == "has" and len(values) > 1):
             raise GeniusError(f"where: {name} takes a column and {'one text' if name == 'has' else 'texts'}")
-        wanted = values[0]
+        values_sql = values[0]
         if name != "has":
-            wanted = f"make_array({', '.join(values)})"
-        return f"{LIST_TESTS[name]}({column.sql}, {wanted})"
+            values_sql = f"make_array({', '.join(values)})"
+        return f"{LIST_TESTS[name]}({column.sql}, {values_sql})"
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -313,8 +313,8 @@ class _Parser:
         return _Value(f"'{begin}'", "text", True, f"'{end}'")
 
     def column(self, name: str) -> _Value:
-        known = self.names.get(name.lower())
-        if known is None:
+        column_of_name = self.names.get(name.lower())
+        if column_of_name is None:
             if self.peek().text == "(":
                 raise GeniusError(
                     f"where: unknown function {name!r}; known: {', '.join(sorted({*FUNCTIONS, *TESTS, *LIST_TESTS, 'date'}))}"
@@ -322,7 +322,7 @@ class _Parser:
             shown = sorted(self.columns)
             more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
             raise GeniusError(f"where: unknown column {name!r}; known: {', '.join(shown[:20])}{more}")
-        return _Value(f"`{known}`", self.columns[known], False)
+        return _Value(f"`{column_of_name}`", self.columns[column_of_name], False)
 
     def literal_like(self, left: _Value) -> _Value:
         value = self.value(0)

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -144,11 +144,13 @@ def swap(folder: Path, fresh: Path) -> None:
             raise
         with contextlib.suppress(GeniusError):  # the next writer removes it
             remove(fresh, folder, about.id)
-        raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is as it was") from None
+        raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is unchanged") from None
     try:
         sync_directory(folder.absolute().parent)
     except OSError as error:
-        raise GeniusError(f"{folder} is made anew, but a power cut may undo that: {error.strerror or error}") from None
+        raise GeniusError(
+            f"{folder} was replaced, but the change may not survive a power cut: {error.strerror or error}"
+        ) from None
 
 
 class Unfinished(GeniusError):
@@ -333,7 +335,7 @@ def _appears(folder: Path) -> bool:
             return missing and (folder / ABOUT).is_file()
         missing = True
         time.sleep(LOOK_S)
-    raise GeniusError(f"{folder} was being replaced and that was broken off; nothing is lost: genius repair {folder} finishes it")
+    raise GeniusError(f"a replacement of {folder} was interrupted; nothing is lost: genius repair {folder} finishes it")
 
 
 def write_about(folder: Path, about: About, durable: bool = True) -> None:
@@ -368,7 +370,7 @@ def open_or_create(
         about = read_about(folder)
     else:
         about = about_of(folder)
-    loaded = load_model(folder, model, about)
+    loaded = load_index_model(folder, model, about)
     if about is None:
         about = _create(folder, loaded, lock, durable)
     fingerprint = loaded.fingerprint()
@@ -377,10 +379,12 @@ def open_or_create(
         if built == INSIDE:
             built = "the model in its own folder"
         built = f"{built} ({about.fingerprint[:8]})"
-        raise GeniusError(f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): build a new index")
+        raise GeniusError(
+            f"{folder} was built with {built}, not with this model ({fingerprint[:8]}): genius reencode changes its encoder"
+        )
     config = loaded.config.quantizer
     if (about.levels, about.width) != (config.level_sizes, config.width):
-        raise Damaged(f"{folder} is damaged: {ABOUT} has another shape of IDs than its model; genius repair {folder}")
+        raise Damaged(f"{folder} is damaged: the level sizes in {ABOUT} differ from those of its model; genius repair {folder}")
     return about, loaded, open_store(folder, about, durable)
 
 
@@ -393,7 +397,7 @@ def upgrade(folder: Path, about: About, store: Store) -> About:
     return newer
 
 
-def describe(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
+def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
     """What an index is, without its model being loaded."""
     return {
         "path": str(folder),
@@ -417,7 +421,7 @@ def _learned(folder: Path, about: About) -> dict[str, Any] | None:
     bank = learned.load(folder, about.fingerprint, about.width, None)
     if bank is None:
         return None
-    found = learned.describe(folder)
+    found = learned.learned_metadata(folder)
     return {
         "queries": len(bank),
         "time": found.get("learned"),
@@ -437,7 +441,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def load_model(folder: Path, model: Genius | str | Path | None, about: About | None, graphs: bool = False) -> Genius:
+def load_index_model(folder: Path, model: Genius | str | Path | None, about: About | None, graphs: bool = False) -> Genius:
     """The model of an index.
 
     Args:
@@ -492,12 +496,25 @@ def save_inside(folder: Path, model: Genius) -> None:
         folder: Of the index; made if it is not there.
         model: Its `source` becomes the folder.
     """
+    model.source = write_inside(folder, model.save_pretrained)
+
+
+def write_inside(folder: Path, write: Callable[[Path], None]) -> str:
+    """Write a model into the folder of an index that will be made with it.
+
+    Args:
+        folder: Of the index; made if it is not there.
+        write: Writes the model into the folder that it is given.
+
+    Returns:
+        The model's URI.
+    """
     make_folder(folder)
     try:
-        model.save_pretrained(folder / MODEL)
+        write(folder / MODEL)
     except OSError as error:
         raise GeniusError(f"cannot write {folder / MODEL}: {error.strerror or error}") from None
-    model.source = f"local-dir:{(folder / MODEL).absolute()}"
+    return f"local-dir:{(folder / MODEL).absolute()}"
 
 
 def make_folder(folder: Path) -> None:

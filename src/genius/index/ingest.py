@@ -18,7 +18,7 @@ from typing import Any
 from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
-from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, spelled, to_item
+from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row, spelled
 from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
@@ -85,7 +85,7 @@ class IngestReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceFile:
     """A file to index: `name` is its id, `caption` the text file that belongs to a picture."""
 
     path: Path
@@ -113,9 +113,9 @@ def ingest(
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
     names = names_in(index, paths, TABLE_SUFFIXES)
-    found = list(find_files(paths, config, report, names))
+    files = list(find_files(paths, config, report, names))
     columns = index.consistent(lambda: index.reader().columns)
-    items = read_items(found, config, report, tell, columns)
+    items = read_items(files, config, report, tell, columns)
     changed = changed_items(index, items, seen, report, tell, config.undelete)
     total = writing.write(
         index,
@@ -126,13 +126,13 @@ def ingest(
         on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
     )
     _count(report, total)
-    gone = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
+    deleted_items = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
     if config.prune:
-        for start in range(0, len(gone), 1000):
-            writing.delete(index, gone[start : start + 1000], "skip")
-        report.deleted = len(gone)
+        for start in range(0, len(deleted_items), 1000):
+            writing.delete(index, deleted_items[start : start + 1000], "skip")
+        report.deleted = len(deleted_items)
     else:
-        report.gone = len(gone)
+        report.gone = len(deleted_items)
     if config.undelete:
         kept = deleted_ids(index.path) - seen
         with index.write_lock.hold():
@@ -152,7 +152,7 @@ def _count(report: IngestReport, total: AddReport) -> None:
 
 def find_files(
     paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames | None = None
-) -> Iterator[Found]:
+) -> Iterator[SourceFile]:
     """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed.
 
     Args:
@@ -164,20 +164,20 @@ def find_files(
     if not paths:
         raise GeniusError("name at least one file or folder to index")
     names = names or names_for(paths)
-    found: set[str] = set()
+    seen_paths: set[str] = set()
     for file in _find(paths, config, report, names):
-        if file.source not in found:  # the same file may be below two of the paths
-            found.add(file.source)
+        if file.source not in seen_paths:  # the same file may be below two of the paths
+            seen_paths.add(file.source)
             yield file
 
 
-def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[Found]:
+def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[SourceFile]:
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield Found(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
+            yield SourceFile(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
@@ -202,11 +202,11 @@ def _caption_of(path: Path, config: IngestConfig) -> Path | None:
     """The text next to an image that was named alone: the same item as if its folder had been named."""
     if not config.captions or file_type(path) != "image":
         return None
-    beside = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
-    return next((text for text in sorted(beside) if text.is_file()), None)
+    caption_paths = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
+    return next((text for text in sorted(caption_paths) if text.is_file()), None)
 
 
-def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[Found]:
+def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[SourceFile]:
     with_image: set[Path] = set()
     caption_of: dict[Path, Path] = {}
     if captions:
@@ -220,9 +220,9 @@ def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[s
             continue
         name = names.of(real_path(path))
         if type_ == "image":
-            yield Found(path, name, folder, caption_of.get(stem))
+            yield SourceFile(path, name, folder, caption_of.get(stem))
         elif type_ == "table" or stem not in with_image:
-            yield Found(path, name, folder)
+            yield SourceFile(path, name, folder)
 
 
 def file_type(path: Path) -> str | None:
@@ -242,7 +242,7 @@ def _hidden(path: Path) -> bool:
 
 
 def read_items(
-    found: Iterable[Found],
+    files: Iterable[SourceFile],
     config: IngestConfig,
     report: IngestReport,
     tell: Callable[[int], None],
@@ -251,7 +251,7 @@ def read_items(
     """Items of files, one at a time.
 
     Args:
-        found: The files.
+        files: The files.
         config: How files become items.
         report: Takes what cannot be used.
         tell: Called with the number of items that cannot be used.
@@ -262,7 +262,7 @@ def read_items(
     """
     known = dict(columns or {})
     begun = 0  # where the files began that come since the last table
-    for number, file in enumerate(found):
+    for number, file in enumerate(files):
         try:
             if file_type(file.path) == "table":
                 begun = number + 1
@@ -277,7 +277,7 @@ def read_items(
             tell(1)
 
 
-def _single(file: Found, config: IngestConfig) -> tuple[Item, str]:
+def _single(file: SourceFile, config: IngestConfig) -> tuple[Item, str]:
     mark = file_mark(file.path, config.by_content)
     if file_type(file.path) == "text":
         text = _read_text(file.path)
@@ -304,7 +304,7 @@ def _read_text(path: Path) -> str:
 
 
 def _column_types(
-    file: Found, config: IngestConfig, known: dict[str, FieldType]
+    file: SourceFile, config: IngestConfig, known: dict[str, FieldType]
 ) -> tuple[dict[str, str] | None, dict[str, FieldType]]:
     """A first pass over a table: the types of its columns. Rows that cannot be used have no say. Parquet names its types."""
     if file.path.suffix.lower() == ".parquet":
@@ -325,7 +325,7 @@ def _column_types(
 
 
 def _table(
-    file: Found, config: IngestConfig, report: IngestReport, tell: Callable[[int], None], known: dict[str, FieldType]
+    file: SourceFile, config: IngestConfig, report: IngestReport, tell: Callable[[int], None], known: dict[str, FieldType]
 ) -> Iterator[tuple[int, Item, str]]:
     """Row number, item and mark."""
     bad = in_a_row = 0
@@ -351,10 +351,12 @@ def _table(
             report.problems.append(f"{file.name}: {bad - NAMED_ROWS:,} more rows cannot be used", bad - NAMED_ROWS)
 
 
-def _row_item(file: Found, number: int, row: Row | str, config: IngestConfig, types: Mapping[str, FieldType]) -> tuple[Item, str]:
+def _row_item(
+    file: SourceFile, number: int, row: Row | str, config: IngestConfig, types: Mapping[str, FieldType]
+) -> tuple[Item, str]:
     if isinstance(row, str):
         raise GeniusError(row)
-    item = to_item(row, config.columns, file.path.parent, f"{file.name}#{number}")
+    item = item_of_table_row(row, config.columns, file.path.parent, f"{file.name}#{number}")
     if config.as_text:
         texts = {key: spelled(value) for key, value in item.metadata.items() if key in config.as_text}
         item = replace(item, metadata={**item.metadata, **texts})
@@ -429,27 +431,27 @@ def compare(
     undelete: bool = False,
 ) -> Iterator[Stamped]:
     """Items of a chunk that are new or changed; one whose id belongs to an item from elsewhere is refused."""
-    known = index._columns([item.id for item, _ in chunk], ["_stamp", "_source"], "skip")
+    stored_rows = index._columns([item.id for item, _ in chunk], ["_stamp", "_source"], "skip")
     deleted = deleted_ids(index.path)
     for item, stamp in chunk:
-        if item.id not in known:
+        if item.id not in stored_rows:
             if item.id in deleted and not undelete:
                 report.left_deleted += 1
                 tell(1)
             else:
                 yield item, stamp
             continue
-        own = known[item.id]
-        same_file = own["_source"] is not None and real_path(own["_source"]) == Path(stamp.source)
+        stored = stored_rows[item.id]
+        same_file = stored["_source"] is not None and real_path(stored["_source"]) == Path(stamp.source)
         is_row = stamp.source.lower().endswith(tuple(TABLE_SUFFIXES))  # the id of a row is the table's own choice
-        moved = own["_source"] is not None and own["_stamp"] == stamp.mark and not Path(own["_source"]).exists()
-        if (same_file and own["_stamp"] == stamp.mark) or (is_row and own["_stamp"] == stamp.mark):
+        moved = stored["_source"] is not None and stored["_stamp"] == stamp.mark and not Path(stored["_source"]).exists()
+        if (same_file and stored["_stamp"] == stamp.mark) or (is_row and stored["_stamp"] == stamp.mark):
             report.unchanged += 1
             tell(1)
         elif same_file or is_row or moved or item.id in deleted:
             yield item, stamp
         else:
-            owner = own["_source"] or "no file: it was added by a program"
+            owner = stored["_source"] or "no file: it was added by a program"
             report.problems.append(f"{stamp.source}: its id {item.id} belongs to another item, of {owner}")
             report.doubtful.add(stamp.source)
             tell(1)
@@ -457,7 +459,7 @@ def compare(
 
 def _gone(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str]) -> list[str]:
     """Ids of items that an earlier run read from under `roots` and this one did not find."""
-    gone = []
+    missing_items = []
     for row in searching.stream(index, ["id", "_source"]):
         if row["_source"] is None:
             continue
@@ -465,5 +467,5 @@ def _gone(index: Index, roots: Sequence[Path], seen: set[str], doubtful: set[str
         if row["id"] in seen or str(source) in doubtful:
             continue
         if any(source == root or root in source.parents for root in roots):
-            gone.append(row["id"])
-    return gone
+            missing_items.append(row["id"])
+    return missing_items

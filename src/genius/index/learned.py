@@ -120,7 +120,7 @@ def load(folder: Path, fingerprint: str, width: int, version: int | None) -> Que
         width: D of the model.
         version: An older version that is shown: what was learned later counts as none. None: the newest.
     """
-    about = describe(folder)
+    about = learned_metadata(folder)
     if about.get("fingerprint") != fingerprint:
         return None
     if version is not None and int(about.get("version", "0")) > version:
@@ -131,7 +131,7 @@ def load(folder: Path, fingerprint: str, width: int, version: int | None) -> Que
         return None
 
 
-def describe(folder: Path) -> dict[str, str]:
+def learned_metadata(folder: Path) -> dict[str, str]:
     """The metadata of the file; empty where there is none, or none that can be read."""
     path = folder / LEARNED
     if not path.is_file() or path.is_symlink():
@@ -147,7 +147,7 @@ def check(folder: Path, fingerprint: str, width: int) -> str | None:
     """One line if the file is there and of no use; None otherwise."""
     if stamp(folder) is None:
         return None
-    about = describe(folder)
+    about = learned_metadata(folder)
     if about.get("fingerprint") != fingerprint:
         return f"{LEARNED} is damaged, or of another model: it is not used (genius learn makes it anew)"
     try:

@@ -27,7 +27,7 @@ from genius.files import open_regular, parse_json, reading
 from genius.index import learned, searching
 from genius.index.learned import Learned
 from genius.index.target import spread
-from genius.model.bias_choice import FEWEST_JUDGED, Judged, choose_crossed, directions, fitting, part_of, shrink
+from genius.model.bias_choice import FEWEST_JUDGED, JudgedQueries, bank_subset, choose_crossed, directions, fitting, shrink
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
 from genius.search.arrays import as_numpy
 from genius.types import ContentInput, Modality, Query
@@ -107,7 +107,9 @@ def learn(
     """Learn from queries; see `Index.learn`."""
     state.check_writable()
     if state.model.config.rerank_embedding != "fused":
-        raise GeniusError("this model compares the encoder's own vectors, for which nothing is learned; the index is unchanged")
+        raise GeniusError(
+            "this model ranks by the encoder's own vectors, for which no item bias is learned; the index is unchanged"
+        )
     parsed, skipped = _parsed(state, queries)
     distinct = {entry.key(): entry for entry in parsed}
     entries = list(distinct.values())
@@ -123,12 +125,12 @@ def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress
     """Learn from different queries; run again, with its encoder, if another index takes the place of this one meanwhile."""
     bank, owners = _embedded(state, entries, on_progress)
     items, modality, place = _items(state, [name for entry in entries for name in entry.clicked])
-    kept = np.ones(len(bank), bool)
+    selected = np.ones(len(bank), bool)
     if state.model.queries is not None:
-        kept = fitting(bank, state.model.queries, items, modality)
-    ignored = int((~kept).sum())
-    rows = np.flatnonzero(kept)
-    bank = part_of(bank, kept)
+        selected = fitting(bank, state.model.queries, items, modality)
+    ignored = int((~selected).sum())
+    rows = np.flatnonzero(selected)
+    bank = bank_subset(bank, selected)
     owners = [owners[row] for row in rows]
     if not directions(bank):
         left_out = ""
@@ -198,7 +200,9 @@ def _vector(state: Index, value: Mapping[str, Any]) -> Floats:
     given = value["vector"]
     fingerprint = value.get("fingerprint")
     if fingerprint is not None and fingerprint != state.about.fingerprint:
-        raise GeniusError(f"its vector is of another model ({str(fingerprint)[:8]}; this index: {state.about.fingerprint[:8]})")
+        raise GeniusError(
+            f"its vector comes from another model ({str(fingerprint)[:8]}; this index: {state.about.fingerprint[:8]})"
+        )
     try:
         if isinstance(given, str):
             vector = np.frombuffer(base64.b64decode(given, validate=True), np.float16).astype(np.float32)
@@ -216,7 +220,7 @@ def _vector(state: Index, value: Mapping[str, Any]) -> Floats:
 
 def _embedded(state: Index, entries: Sequence[LoggedQuery], on_progress: Progress | None) -> tuple[QueryBank, list[int]]:
     """The bank of all queries, each for every modality that a search would look for, and which entry each is of."""
-    there = state.modalities()
+    modalities = state.modalities()
     z: list[Floats] = []
     modality: list[int] = []
     target: list[int] = []
@@ -224,7 +228,7 @@ def _embedded(state: Index, entries: Sequence[LoggedQuery], on_progress: Progres
     done = 0
     for part in batched(enumerate(entries), BATCH):
         worded = [(number, entry.query) for number, entry in part if entry.query is not None]
-        queries, owner = spread([query for _, query in worded], there)
+        queries, owner = spread([query for _, query in worded], modalities)
         if queries:
             embedded = state.model.embed_queries(queries)
             z.append(as_numpy(embedded.dense).astype(np.float32))
@@ -252,34 +256,34 @@ def _embedded(state: Index, entries: Sequence[LoggedQuery], on_progress: Progres
 def _known_targets(state: Index, vectors: Floats, target: NDArray[np.int64]) -> NDArray[np.int64]:
     """Targets, where unknown the likeliest modality that the index holds."""
     unknown = target < 0
-    there = sorted(int(modality) for modality in state.modalities())
-    if not unknown.any() or not there:
+    modalities = sorted(int(modality) for modality in state.modalities())
+    if not unknown.any() or not modalities:
         return target
     with state.lock:
         engine = state.current().engine()
     if engine is None:
         return target
     log_probs = np.asarray(engine.modality_log_probs(vectors[unknown]))
-    target[unknown] = np.array(there)[log_probs[:, there].argmax(1)]
+    target[unknown] = np.array(modalities)[log_probs[:, modalities].argmax(1)]
     return target
 
 
 def _items(state: Index, clicked: Sequence[str]) -> tuple[Floats, NDArray[np.int64], dict[str, int]]:
     """Vectors and modalities of items that weights are chosen on, and the rows of clicked ones."""
-    wanted = set(clicked)
+    clicked_ids = set(clicked)
     vectors: list[Any] = []
     modality: list[int] = []
     place: dict[str, int] = {}
     counts = [0] * MODALITIES
     for row in searching.stream(state, ["id", "modality", "_embedding"]):
-        own = int(Modality.parse(row["modality"]))
-        if counts[own] >= MOST_ITEMS and row["id"] not in wanted:
+        row_modality = int(Modality.parse(row["modality"]))
+        if counts[row_modality] >= MOST_ITEMS and row["id"] not in clicked_ids:
             continue
-        counts[own] += 1
-        if row["id"] in wanted:
+        counts[row_modality] += 1
+        if row["id"] in clicked_ids:
             place[row["id"]] = len(vectors)
         vectors.append(np.asarray(row["_embedding"], np.float16))
-        modality.append(own)
+        modality.append(row_modality)
     if not vectors:
         raise GeniusError(f"{state.path} is empty: there is nothing to learn for")
     return np.stack(vectors).astype(np.float32), np.array(modality, np.int64), place
@@ -297,11 +301,11 @@ def _chosen(
 ) -> tuple[QueryBank, str]:
     """The bank with weights and temperatures, and what they were chosen by."""
     positives = [[place[name] for name in entry.clicked if name in place] for entry in entries]
-    rows = [row for row, own in enumerate(positives) if own]
+    rows = [row for row, query_positives in enumerate(positives) if query_positives]
     if len(rows) < FEWEST_JUDGED:
         return shrink(bank, items, modality), "agreement"
     z = np.asarray(bank.z)[rows]
-    judged = Judged(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
+    judged = JudgedQueries(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
     return choose_crossed(bank, judged, rows, items, modality), "positives"
 
 
@@ -309,15 +313,15 @@ def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
     """The bank, with the model's own queries of directions that it lacks."""
     if known is None or not known.real:
         return bank
-    there = set(directions(bank))
-    missing = [pair for pair in directions(known) if pair not in there]
+    bank_directions = set(directions(bank))
+    missing = [pair for pair in directions(known) if pair not in bank_directions]
     if not missing:
         return bank
     assert bank.bias_weights is not None and bank.bias_temperatures is not None
     parts = [bank]
     for query, target in missing:
-        kept = (np.asarray(known.modality) == query) & (np.asarray(known.target) == target)
-        parts.append(part_of(known, kept))
+        selected = (np.asarray(known.modality) == query) & (np.asarray(known.target) == target)
+        parts.append(bank_subset(known, selected))
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
     arrays = [np.concatenate([np.asarray(getattr(part, name)) for part in parts]) for name in ("z", "modality", "target")]
@@ -351,10 +355,10 @@ class QueryLog:
             targets: What each wants; None: unknown.
         """
         lines = []
-        for vector, own, target in zip(as_numpy(z).astype(np.float16), modality.tolist(), targets, strict=True):
+        for vector, query_modality, target in zip(as_numpy(z).astype(np.float16), modality.tolist(), targets, strict=True):
             body = {
                 "vector": base64.b64encode(vector.tobytes()).decode("ascii"),
-                "query_modality": Modality(own).label,
+                "query_modality": Modality(query_modality).label,
                 "fingerprint": self.fingerprint,
             }
             if target is not None:

@@ -126,7 +126,7 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
     """Columns that the metadata of (item id, metadata) rows adds to `known`; one line for each id that does not fit."""
     columns = dict(known)
     spelling = {name.lower(): name for name in columns}
-    fresh: dict[str, FieldType] = {}
+    new_types: dict[str, FieldType] = {}
     conflicts: dict[str, str] = {}
     for item_id, metadata in rows:
         field_types = {key: field_type_of(value) for key, value in metadata.items()}
@@ -145,9 +145,9 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
             for key in added:
                 field_type = field_types[key]
                 assert field_type is not None  # check_metadata ran
-                columns[key] = fresh[key] = field_type
+                columns[key] = new_types[key] = field_type
                 spelling[key.lower()] = key
-    return fresh, conflicts
+    return new_types, conflicts
 
 
 def column_values(metadata: Sequence[Mapping[str, Any]], key: str, field_type: FieldType) -> list[Any]:
@@ -241,7 +241,7 @@ class TableColumns:
     vector: str | None = None  # the items' own vectors; None: there are none
 
 
-def to_item(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallback_id: str) -> Item:
+def item_of_table_row(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallback_id: str) -> Item:
     """One row -> an item; image paths are relative to the table's folder. One clear line if it cannot be."""
     if len(row) > MAX_COLUMNS:
         raise GeniusError(f"{len(row):,} columns; at most {MAX_COLUMNS}")
@@ -310,9 +310,9 @@ class ColumnTypes:
         """Count the cells of a row."""
         self._roles.update(role_columns(row, self._columns).values())
         for name, value in row.items():
-            found = self._type_of(value)
-            if found is not None:
-                self._counts.setdefault(name, Counter())[found] += 1
+            value_type = self._type_of(value)
+            if value_type is not None:
+                self._counts.setdefault(name, Counter())[value_type] += 1
 
     def _type_of(self, value: Any) -> str | None:
         if self._csv:
@@ -351,14 +351,14 @@ def _nearly_all(cells: int, total: int) -> bool:
 
 def check_types(metadata: Mapping[str, Any], types: Mapping[str, FieldType]) -> None:
     """One clear line if a value has not the type of its column."""
-    for key, wanted in types.items():
+    for key, column_type in types.items():
         value = metadata.get(key)
-        if value is not None and field_type_of(value) != wanted:
+        if value is not None and field_type_of(value) != column_type:
             shown = repr(value)
             if len(shown) > 60:
                 shown = f"{shown[:60]}..."
             raise GeniusError(
-                f"the column {key!r} is a {wanted}, not {shown}: correct this cell, or read the column as text (--as-text {key})"
+                f"the column {key!r} is a {column_type}, not {shown}: correct it, or read the column as text (--as-text {key})"
             )
 
 

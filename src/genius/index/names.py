@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, said
 from genius.files import read_json, write_whole
 from genius.index.paths import DELETED
 from genius.index.searching import stream
@@ -103,13 +103,21 @@ def names_in(index: Index, paths: Sequence[str | Path], tables: Iterable[str]) -
 
 
 def deleted_ids(folder: Path) -> set[str]:
-    """Ids of files that were deleted from the index by hand."""
+    """Ids of files that were deleted from the index by hand.
+
+    Raises:
+        GeniusError: They cannot be read. Taken for none, they would come back, and the next deletion would forget them for good.
+    """
     try:
         body = read_json(folder / DELETED, MAX_DELETED)
-    except (FileNotFoundError, GeniusError):
+    except FileNotFoundError:
         return set()
+    except GeniusError as error:
+        raise GeniusError(f"{said(error)}; nothing is changed (without the file, no id counts as deleted)") from None
     if not isinstance(body, list):
-        return set()
+        raise GeniusError(
+            f"{folder / DELETED} is not a list of ids; nothing is changed (without the file, no id counts as deleted)"
+        )
     return {value for value in body if isinstance(value, str)}
 
 

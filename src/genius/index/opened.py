@@ -32,7 +32,7 @@ MAX_HELD = 64 << 20  # bytes of vectors that were written and not yet searched
 MASKS = 64  # filters whose rows are remembered: a byte an item each
 
 CACHE_FROM = 2_000  # smaller indexes are read whole when opened: quicker than a cache
-RETRIES = 4  # of a read whose version was cleaned away
+RETRIES = 4  # of a read whose version was removed by genius optimize
 
 
 class Replaced(GeniusError):

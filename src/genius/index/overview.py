@@ -51,16 +51,16 @@ class Plane:
 
     def placed(self, alive: np.ndarray) -> list[Placed]:
         """The sample, without what is gone since."""
-        there = np.isin([row["_seq"] for row in self.rows], alive)
-        return [_placed(row, at) for row, at, kept in zip(self.rows, self.places.tolist(), there, strict=True) if kept]
+        still_stored = np.isin([row["_seq"] for row in self.rows], alive)
+        return [_placed(row, at) for row, at, kept in zip(self.rows, self.places.tolist(), still_stored, strict=True) if kept]
 
     def located(self, rows: Sequence[Row]) -> list[Placed]:
         """Any items: in their own place, or amid those of the sample that are nearest to them."""
         vectors, modalities = _vectors(rows)
-        scores, near = (_centred(vectors, modalities, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
-        amid = (self.places[near] * (20.0 * scores).softmax(1)[..., None]).sum(1).tolist()
-        own = {row["_seq"]: place for row, place in zip(self.rows, self.places.tolist(), strict=True)}
-        return [_placed(row, own.get(row["_seq"], guess)) for row, guess in zip(rows, amid, strict=True)]
+        scores, nearest = (_centred(vectors, modalities, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
+        amid = (self.places[nearest] * (20.0 * scores).softmax(1)[..., None]).sum(1).tolist()
+        place_by_seq = {row["_seq"]: place for row, place in zip(self.rows, self.places.tolist(), strict=True)}
+        return [_placed(row, place_by_seq.get(row["_seq"], guess)) for row, guess in zip(rows, amid, strict=True)]
 
 
 class Planes:
@@ -104,8 +104,8 @@ def _sampled(index: Index, most: int) -> Plane:
     vectors, modalities = _vectors(rows)
     means = []
     for modality in Modality:
-        own = vectors[modalities == int(modality)]
-        means.append(own.mean(0) if len(own) else vectors.mean(0))
+        modality_vectors = vectors[modalities == int(modality)]
+        means.append(modality_vectors.mean(0) if len(modality_vectors) else vectors.mean(0))
     centres = torch.stack(means)
     centred = _centred(vectors, modalities, centres)
     slim = [{name: value for name, value in row.items() if name != "_embedding"} for row in rows]

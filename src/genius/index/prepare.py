@@ -159,17 +159,17 @@ def prepare(
 
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
     """
-    own = [item.vector is not None for item, _ in batch]
-    if features is None and any(own) and not all(own):
+    has_vector = [item.vector is not None for item, _ in batch]
+    if features is None and any(has_vector) and not all(has_vector):
         with_vectors = [one for one in batch if one[0].vector is not None]
         without = [one for one in batch if one[0].vector is None]
         parts = [prepare(model, part, thumbnails, on_error) for part in (with_vectors, without)]
         return parts[0].joined(parts[1])
     sound, metadata, problems = storable(batch, on_error)
-    if features is None and any(own):
+    if features is None and any(has_vector):
         sound, metadata, wrong = _of_width(model.config.width, batch, sound, metadata, on_error)
         problems += wrong
-    if features is None and not any(own):
+    if features is None and not any(has_vector):
         passes = _passes(batch)
     else:
         passes = [0] * len(batch)
@@ -181,7 +181,7 @@ def prepare(
         assert image is not None
         pictures[row] = keep_picture(image, decoded, thumbnails)
 
-    if features is None and any(own):
+    if features is None and any(has_vector):
         kept, unread = _look(items, on_error, keep)
         read = features_of_items([items[row] for row in kept], model.config.width)
     elif features is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEW_BYTES = 16 << 20
-PAYLOAD = ("_seq", "id", "text", "modality", "_image", "_metadata")
+HIT_COLUMNS = ("_seq", "id", "text", "modality", "_image", "_metadata")
 """What a hit shows; pictures are fetched on demand."""
 
 
@@ -63,7 +63,7 @@ def database_errors(doing: str) -> Iterator[None]:
         raise GeniusError(f"cannot {doing}: {short[:300]}") from None
 
 
-class Shown:
+class HitColumns:
     """What hits show of every row of one version, in files next to the table: found without LanceDB, whose import alone takes
     longer than a search. Rows lie in compressed blocks, in the order of the table."""
 
@@ -96,11 +96,11 @@ class Shown:
             if number not in blocks:
                 begin, end = self.starts[number : number + 2].tolist()
                 blocks[number] = json.loads(zlib.decompress(self.body[begin:end].tobytes()))
-            found[seq] = {"_seq": seq, **dict(zip(PAYLOAD[1:], blocks[number][position], strict=True))}
+            found[seq] = {"_seq": seq, **dict(zip(HIT_COLUMNS[1:], blocks[number][position], strict=True))}
         return found
 
     @classmethod
-    def open(cls, seqs: NDArray[np.int64], folder: Path) -> Shown:
+    def open(cls, seqs: NDArray[np.int64], folder: Path) -> HitColumns:
         """What `write` left in a folder."""
         starts = np.load(folder / SHOWN_STARTS)
         places = None
@@ -125,9 +125,9 @@ class Shown:
                 starts.append(starts[-1] + file.write(zlib.compress(text.encode())))
                 block.clear()
 
-            for place, row in enumerate(reader.stream(PAYLOAD)):
+            for place, row in enumerate(reader.stream(HIT_COLUMNS)):
                 places[np.searchsorted(seqs, row["_seq"])] = place
-                block.append([row[name] for name in PAYLOAD[1:]])
+                block.append([row[name] for name in HIT_COLUMNS[1:]])
                 if len(block) == SHOWN_ROWS:
                     flush()
             if block:
@@ -148,7 +148,7 @@ class Reader:
         self.version = version
         self.mark = mark  # of the file that defines this version
         self.noted = noted  # its checksum, in the ledger
-        self.shown: Shown | None = None
+        self.shown: HitColumns | None = None
 
     @cached_property
     def _opened(self) -> tuple[Any, Columns, object]:
@@ -190,7 +190,7 @@ class Reader:
     def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
         """`_seq` -> row, of those that exist."""
         wanted = sorted({int(seq) for seq in seqs})
-        if self.shown is not None and set(columns) <= set(PAYLOAD):
+        if self.shown is not None and set(columns) <= set(HIT_COLUMNS):
             return self.shown.rows(wanted)
         found: dict[int, dict[str, Any]] = {}
         for i in range(0, len(wanted), 4096):

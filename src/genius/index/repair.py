@@ -36,7 +36,7 @@ from genius.index.folder import (
     about_of,
     describe_model,
     finish_swap,
-    load_model,
+    load_index_model,
     make_folder,
     open_store,
     read_about,
@@ -117,7 +117,7 @@ def _locked_folder(target: Path, held: contextlib.ExitStack) -> Path:
         if (folder / ".lock").exists():
             return folder
         held.close()
-    raise GeniusError(f"cannot write {target}: others remove folders beside it")
+    raise GeniusError(f"cannot write {target}: another process removes folders next to it")
 
 
 def sweep_snapshots(parent: Path, owner: str) -> None:
@@ -155,7 +155,7 @@ def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copi
 
 
 def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: Path) -> Copied:
-    for path in temporary.iterdir():  # of an attempt whose version was cleaned away
+    for path in temporary.iterdir():  # of an attempt whose version was removed by genius optimize
         if path.name not in (".lock", ORIGIN):
             remove(path, temporary)
     copied = {"id": about.id, "version": reader.version, "time": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -181,7 +181,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     try:
         sync_directory(target.parent)
     except OSError as error:
-        raise GeniusError(f"{target} is made, but a power cut may take its name away: {error.strerror or error}") from None
+        raise GeniusError(f"{target} was written, but its name may not survive a power cut: {error.strerror or error}") from None
     return Copied(source, target, reader.version, state.items)
 
 
@@ -229,7 +229,7 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
     if there is None:
         return snapshot(source, target, version)
     if not replace_items:
-        raise GeniusError(f"{target} is an index with items of its own: --replace puts those of {source} in their place")
+        raise GeniusError(f"{target} already holds items: --replace replaces them with those of {source}")
     about = about_of(source)
     if about.fingerprint != there.fingerprint:
         raise GeniusError(f"{source} and {target} belong to different models ({about.fingerprint[:8]}, {there.fingerprint[:8]})")
@@ -460,7 +460,7 @@ def _about(
         if known is None:
             raise GeniusError(f"nothing in {folder} says which model it belongs to: name it (--model)")
         return _as_new(known)
-    loaded = load_model(folder, model, None)
+    loaded = load_index_model(folder, model, None)
     named = describe_model(loaded, folder)
     if known is not None and known.fingerprint != named.fingerprint:
         raise GeniusError(f"{folder} belongs to another model ({known.fingerprint[:8]}) than the one named")
@@ -494,4 +494,6 @@ def _check_model(model: Genius, reader: Reader, report: RepairReport) -> None:
         labels = embedded.modality
     same = sum(a == b for a, b in zip(model.quantizer.encode(embedded.z, labels).tolist(), (c for _, c in texts), strict=True))
     if same < 0.75 * len(texts):
-        raise GeniusError(f"the model gives {len(texts) - same} of {len(texts)} items other codes than they have: name another")
+        raise GeniusError(
+            f"the model gives {len(texts) - same} of {len(texts)} items other codes: it is not the model of this index"
+        )

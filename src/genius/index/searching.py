@@ -18,9 +18,9 @@ from genius.errors import GeniusError, counted
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
-from genius.index.folder import describe
+from genius.index.folder import describe_index
 from genius.index.opened import RETRIES, Live
-from genius.index.reader import PAYLOAD, Reader, Vanished
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
@@ -118,69 +118,74 @@ class _Ranked:
     first_bias: float = 0.0  # item bias that was taken off the score of the first hit
 
 
-def answer(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_requests(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
-    if len(queries) != len(requests):
-        raise GeniusError(f"{len(requests)} requests for {len(queries)} queries")
-    alike: dict[SearchRequest, list[int]] = {}
+    places_by_request: dict[SearchRequest, list[int]] = {}
     for place, request in enumerate(requests):
         check(request)
         if request.diverse:  # answers that differ are chosen among more
             request = replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
-        alike.setdefault(request, []).append(place)
+        places_by_request.setdefault(request, []).append(place)
     if not queries:
         return []
-    held = state.modalities()
-    asked = [Query.of(query) for query in queries]
-    given = [with_default(query, request, held) for query, request in zip(asked, requests, strict=True)]
+    modalities = state.modalities()
+    original_queries = [Query.of(query) for query in queries]
+    targeted_queries = [
+        with_default(query, request, modalities) for query, request in zip(original_queries, requests, strict=True)
+    ]
     groups = []
-    for request, places in alike.items():
-        own = [given[place] for place in places]
+    for request, places in places_by_request.items():
+        group_queries = [targeted_queries[place] for place in places]
         if request.strict:
-            some = own
-            owner = list(range(len(own)))
+            expanded = group_queries
+            owner = list(range(len(group_queries)))
         else:
-            some, owner = spread(own, held)
-        groups.append((request, places, some, owner))
-    searched = [query for *_, some, _ in groups for query in some]
+            expanded, owner = spread(group_queries, modalities)
+        groups.append((request, places, expanded, owner))
+    searched = [query for *_, expanded, _ in groups for query in expanded]
     model = state.model  # of all that follows: `search` refuses what another one has embedded
-    embedded = embed(model, searched)
+    embedded = embed_queries(model, searched)
     if state.query_log is not None:
         state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
     targets = np.array([target_code(query.target) for query in searched], np.int64)
     pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
     parts = []
     first = 0
-    for request, _, some, owner in groups:
-        at = slice(first, first + len(some))
+    for request, _, expanded, owner in groups:
+        at = slice(first, first + len(expanded))
         vectors = QueryVectors(
-            embedded.z[at], embedded.dense[at], targets[at], pictured[at], embedded.modality[at], scales(state.model, some, owner)
+            embedded.z[at],
+            embedded.dense[at],
+            targets[at],
+            pictured[at],
+            embedded.modality[at],
+            scales(state.model, expanded, owner),
         )
         vectors.check(state.about.width)
         parts.append((vectors, request))
-        first += len(some)
-    found = state.consistent(lambda: search(state, parts, model))
+        first += len(expanded)
+    group_hits = state.consistent(lambda: search(state, parts, model))
     answers: dict[int, Hits] = {}
-    for (request, places, _, owner), hits in zip(groups, found, strict=True):
+    for (request, places, _, owner), hits in zip(groups, group_hits, strict=True):
         confidence = model.confidence(request.settings(model).reranker)
-        for place, one in zip(places, gather(hits, owner, request.k), strict=True):
-            answers[place] = with_probabilities(one, confidence, given[place].image is not None)
+        for place, query_hits in zip(places, gather(hits, owner, request.k), strict=True):
+            answers[place] = with_probabilities(query_hits, confidence, targeted_queries[place].image is not None)
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
-    for one, query in zip(out, given, strict=True):
-        one.target = query.target
-    for number, (query, request) in enumerate(zip(asked, requests, strict=True)):
-        defaulted = query.target is None and given[number].target is not None
-        if defaulted and not out[number] and not _any_of_target(state, given[number].target, request.where):
-            out[number] = answer(state, [query], [replace(request, any_modality=True)])[0]
-            given[number] = query
+    for query_hits, query in zip(out, targeted_queries, strict=True):
+        query_hits.target = query.target
+    for number, (query, request) in enumerate(zip(original_queries, requests, strict=True)):
+        defaulted = query.target is None and targeted_queries[number].target is not None
+        if defaulted and not out[number] and not _any_of_target(state, targeted_queries[number].target, request.where):
+            out[number] = search_requests(state, [query], [replace(request, any_modality=True)])[0]
+            targeted_queries[number] = query
     out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
     if not all(out):
-        counts = state.consistent(lambda: describe(state.path, state.about, state.reader()))["modalities"]
-        for one, query, request in zip(out, given, requests, strict=True):
-            if one:
-                one.why = None
-            elif one.why is None:
-                one.why = why_nothing(query.target, request, counts)
+        counts = state.consistent(lambda: describe_index(state.path, state.about, state.reader()))["modalities"]
+        for query_hits, query, request in zip(out, targeted_queries, requests, strict=True):
+            if query_hits:
+                query_hits.why = None
+            elif query_hits.why is None:
+                query_hits.why = why_nothing(query.target, request, counts)
     return out
 
 
@@ -198,7 +203,7 @@ def _any_of_target(state: Index, target: Modality | None, where: str | None) -> 
     return state.consistent(count) > 0
 
 
-def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
+def embed_queries(model: Genius, queries: Sequence[Query]) -> Embedded:
     """Vectors of queries: the encoder's, or their own.
 
     Args:
@@ -208,20 +213,20 @@ def embed(model: Genius, queries: Sequence[Query]) -> Embedded:
     Raises:
         GeniusError: If a vector has another width, or a query has none and there is no encoder.
     """
-    own = [row for row, query in enumerate(queries) if query.vector is not None]
+    vector_rows = [row for row, query in enumerate(queries) if query.vector is not None]
     other = [row for row, query in enumerate(queries) if query.vector is None]
     if other and model.encoder is None:
         raise GeniusError(
             "this index holds vectors only and has no encoder: search it with a vector, not with a text or an image"
         )
-    if not own:
+    if not vector_rows:
         return model.embed_queries(queries)
-    features = features_of_queries([queries[row] for row in own], model.config.width)
+    features = features_of_queries([queries[row] for row in vector_rows], model.config.width)
     z, dense = model.embed(features)
     parts = [Embedded(z, dense, features.modality, [], [])]
     if other:
         parts.append(model.embed_queries([queries[row] for row in other]))
-    order = np.argsort([*own, *other])
+    order = np.argsort([*vector_rows, *other])
     joined: dict[str, Any] = {}
     for name in ("z", "dense", "modality"):
         joined[name] = np.concatenate([as_numpy(getattr(part, name)) for part in parts])[order]
@@ -250,10 +255,10 @@ def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], m
         live = state.current(model=model)
         ranked = [_run(live, _prepared(live, queries, request, state.path)) for queries, request in groups]
         reader = live.reader
-    wanted = [one.seqs[: one.search.request.k] for group in ranked for one in group]
-    found = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *wanted])), PAYLOAD)
-    shown = dict(zip(found, display(reader, list(found.values())), strict=True))
-    modalities = {seq: Modality.parse(row["modality"]) for seq, row in found.items()}
+    hit_seqs = [one.seqs[: one.search.request.k] for group in ranked for one in group]
+    items_by_seq = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *hit_seqs])), HIT_COLUMNS)
+    shown = dict(zip(items_by_seq, display(reader, list(items_by_seq.values())), strict=True))
+    modalities = {seq: Modality.parse(row["modality"]) for seq, row in items_by_seq.items()}
     return [[_hits(one, shown, modalities) for one in group] for group in ranked]
 
 
@@ -400,25 +405,25 @@ def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: 
     return out
 
 
-def _hits(one: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
-    request = one.search.request
-    confidence = one.search.confidence
-    pictured = one.search.queries.pictured
-    seqs = one.seqs[: request.k].tolist()
-    own = [modalities[seq] for seq in seqs]
+def _hits(ranked: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
+    request = ranked.search.request
+    confidence = ranked.search.confidence
+    pictured = ranked.search.queries.pictured
+    seqs = ranked.seqs[: request.k].tolist()
+    hit_modalities = [modalities[seq] for seq in seqs]
     hits = Hits()
-    hits.plan = one.plan
-    hits.considered = one.considered
-    probabilities: Sequence[float | None] = [None] * len(own)
+    hits.plan = ranked.plan
+    hits.considered = ranked.considered
+    probabilities: Sequence[float | None] = [None] * len(hit_modalities)
     if confidence is not None and pictured is not None:
-        has_image = bool(pictured[one.query])
-        probabilities = confidence.of_hits(has_image, one.scores[: request.k], own).tolist()
-        hits.answerable = confidence.of_answer(has_image, one.scores, own, one.first_bias)
+        has_image = bool(pictured[ranked.query])
+        probabilities = confidence.of_hits(has_image, ranked.scores[: request.k], hit_modalities).tolist()
+        hits.answerable = confidence.of_answer(has_image, ranked.scores, hit_modalities, ranked.first_bias)
     for place, seq in enumerate(seqs):
-        score = float(one.shown_scores[place])
+        score = float(ranked.shown_scores[place])
         if request.min_score is None or score >= request.min_score:
-            codes = tuple(one.codes[place].tolist())
-            hits.append(Hit(shown[seq].id, score, codes, shown[seq], own[place], probabilities[place]))
+            codes = tuple(ranked.codes[place].tolist())
+            hits.append(Hit(shown[seq].id, score, codes, shown[seq], hit_modalities[place], probabilities[place]))
     return hits
 
 
@@ -433,20 +438,22 @@ def _allowed(live: Live, where: str | None, targets: Array | None) -> NDArray[np
     everything = np.ones(len(live.seqs), bool)
     if mask is not None:
         everything = mask
-    known = {target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0}
-    return np.stack([everything & known[target] if target >= 0 else everything for target in targets.tolist()])
+    modality_masks = {
+        target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0
+    }
+    return np.stack([everything & modality_masks[target] if target >= 0 else everything for target in targets.tolist()])
 
 
-def columns_of(state: Index, wanted: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
+def columns_of(state: Index, ids: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
     """Table columns of items by id, of one version."""
     with state.lock:
         live = state.current()
-        rows = live.find(check_ids(wanted))
-        check_missing(wanted, rows, missing)
+        rows = live.find(check_ids(ids))
+        check_missing(ids, rows, missing)
         seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
         reader = live.reader
-    found = reader.rows(list(seqs.values()), columns)
-    return {item_id: found[seq] for item_id, seq in seqs.items()}
+    rows_by_seq = reader.rows(list(seqs.values()), columns)
+    return {item_id: rows_by_seq[seq] for item_id, seq in seqs.items()}
 
 
 def stream(state: Index, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
@@ -455,7 +462,7 @@ def stream(state: Index, columns: Sequence[str], where: str | None = None) -> It
     fruitless = 0
     while True:
         before = len(seen)
-        again = before > 0
+        repeated = before > 0
         try:
             reader = state.consistent(state.reader)
             sql = None
@@ -463,7 +470,7 @@ def stream(state: Index, columns: Sequence[str], where: str | None = None) -> It
                 sql = compile_where(where, reader.columns)
             for row in reader.stream(columns, sql):
                 key = hash_id(row["id"])
-                if not again or key not in seen:
+                if not repeated or key not in seen:
                     seen.add(key)
                     yield row
             return
@@ -487,10 +494,10 @@ def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
     if lacking:
         full = reader.rows(lacking, ["_image_bytes"])
     pictures = {seq: small[seq]["_thumbnail"] or full[seq]["_image_bytes"] for seq in bare}
-    return [to_item({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
+    return [item_of_row({**row, "_image_bytes": pictures.get(row["_seq"])}) for row in rows]
 
 
-def to_item(row: dict[str, Any]) -> Item:
+def item_of_row(row: dict[str, Any]) -> Item:
     if row["_image"] is not None:
         image = row["_image"]
     else:
@@ -504,7 +511,7 @@ def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
     parts: list[list[Hits]] = [[] for _ in range(max(owner, default=-1) + 1)]
     for hits, number in zip(answers, owner, strict=True):
         parts[number].append(hits)
-    return [_together(own, k) if len(own) > 1 else own[0] for own in parts]
+    return [_together(query_parts, k) if len(query_parts) > 1 else query_parts[0] for query_parts in parts]
 
 
 def _together(parts: Sequence[Hits], k: int) -> Hits:
@@ -594,25 +601,25 @@ def apart(hits: Hits, k: int) -> Hits:
 
 def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:
     """Why a search found nothing, and what to do. `counts`: items of the index by modality."""
-    held = ", ".join(counted(count, modality) for modality, count in counts.items() if count)
-    if not held:
+    modality_counts = ", ".join(counted(count, modality) for modality, count in counts.items() if count)
+    if not modality_counts:
         return "nothing found: the index is empty; add files with genius index"
     if target is not None:
         modalities = MODALITIES_OF[target]
         if request.strict:
             modalities = (target,)
         if not any(counts.get(modality.label) for modality in modalities):
-            wanted = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
+            condition = {"image": "a picture", "text": "words", "pair": "a picture and words"}[target.label]
             if request.strict:
-                what = f"is of the modality {target.label}"
+                reason = f"is of the modality {target.label}"
             else:
-                what = f"has {wanted}"
-            return f"nothing found: no item {what}, there are {held}; the target any looks for anything"
+                reason = f"has {condition}"
+            return f"nothing found: no item {reason}, there are {modality_counts}; the target any looks for anything"
     if request.where is not None:
-        wanted = ""
+        condition = ""
         if target is not None:
-            wanted = f" of what is wanted ({target.label})"
-        return f"nothing found: nothing{wanted} matches the condition {request.where!r}; search without it, or change it"
+            condition = f" of what is wanted ({target.label})"
+        return f"nothing found: nothing{condition} matches the condition {request.where!r}; search without it, or change it"
     if request.min_score is not None:
         return f"nothing found: no answer scores {request.min_score:g} or more; lower the score, or leave it out"
-    return f"nothing found among {held}"
+    return f"nothing found among {modality_counts}"

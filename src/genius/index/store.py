@@ -395,11 +395,11 @@ class Store:
                 del batch
         except GeniusError as error:
             raise GeniusError(
-                f"what was just written to {self.folder} cannot be read back ({error}); it does not count"
+                f"what was just written to {self.folder} cannot be read back ({error}); the change is discarded"
             ) from None
         if found != expected:
             raise GeniusError(
-                f"{self.folder} holds {found.rows} rows where {expected.rows} were just written, or others; they do not count"
+                f"{self.folder} holds {found.rows} rows where {expected.rows} were written, or others; the change is discarded"
             )
 
     def delete(self, seqs: Sequence[int]) -> None:

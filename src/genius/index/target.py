@@ -51,7 +51,7 @@ class Target:
             GeniusError: Both are given, or one is unknown.
         """
         if target is not None and modality is not None:
-            raise GeniusError("target and modality both say what is wanted: use one of them")
+            raise GeniusError("give either target or modality, not both")
         if target == ANY:
             return cls(any_modality=True)
         if modality is not None:

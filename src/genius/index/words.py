@@ -20,7 +20,7 @@ from genius.errors import GeniusError
 from genius.index import searching
 from genius.index.filters import compile_where
 from genius.index.opened import RETRIES
-from genius.index.reader import PAYLOAD, Reader
+from genius.index.reader import HIT_COLUMNS, Reader
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF
 from genius.search import SearchRequest
@@ -62,7 +62,7 @@ def index_words(state: Index, fields: Sequence[str]) -> list[str]:
             if name not in columns:
                 raise GeniusError(f"no field {name!r}, there are: {', '.join(sorted(columns)) or 'none'}")
             if columns[name] != "text":
-                raise GeniusError(f"the field {name!r} holds {columns[name]}s: only texts are searched by words")
+                raise GeniusError(f"the field {name!r} holds {columns[name]}s: only text fields can be in a full-text index")
         state.store.index_words([*ALWAYS, *fields])
     return words_fields(state.reader())
 
@@ -72,7 +72,7 @@ def words_fields(reader: Reader) -> list[str]:
     return [name for name in reader.words_columns() if not name.startswith("_")]
 
 
-def answer(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_by_mode(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request, whatever its mode; similarity and words of one version.
 
     Args:
@@ -91,18 +91,18 @@ def answer(state: Index, queries: Sequence[Query | ContentInput], requests: Sequ
     for query, request in zip(given, requests, strict=True):
         _check(query, request)
     if all(request.mode == "similarity" for request in requests):
-        return searching.answer(state, given, requests)
+        return searching.search_requests(state, given, requests)
     for _ in range(RETRIES):
         before = state.reader().version
-        found = _answer(state, given, requests)
+        hits = _answer(state, given, requests)
         if state.pinned is not None or state.reader().version == before:
             break
-    return found
+    return hits
 
 
 def _check(query: Query, request: SearchRequest) -> None:
     if request.mode == "words" and query.text is None:
-        raise GeniusError("a search by words needs a text")
+        raise GeniusError("mode 'words' needs a query text")
     if request.mode == "similarity" and query.vector is not None and query.text is not None:
         raise GeniusError("a query is a vector, or made of a text and an image: use either (both with mode 'hybrid')")
 
@@ -110,7 +110,7 @@ def _check(query: Query, request: SearchRequest) -> None:
 def _answer(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
     similar = [number for number, request in enumerate(requests) if request.mode != "words"]
     by_similarity = [_similarity_request(requests[number]) for number in similar]
-    rankings = dict(zip(similar, searching.answer(state, [queries[i] for i in similar], by_similarity), strict=True))
+    rankings = dict(zip(similar, searching.search_requests(state, [queries[i] for i in similar], by_similarity), strict=True))
     return state.consistent(lambda: _fused(state, queries, requests, rankings))
 
 
@@ -132,8 +132,8 @@ def _fused(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequ
         worded, exact = _by_words(reader, query, request)
         if request.mode == "hybrid" and query.target is None and similar.target is not None:
             # both rankings look for the default target, but an item that is named exactly is found, whatever it is
-            meant = MODALITIES_OF[similar.target]
-            worded[:] = [hit for hit in worded if hit.modality in meant or hit.id in exact]
+            modalities = MODALITIES_OF[similar.target]
+            worded[:] = [hit for hit in worded if hit.modality in modalities or hit.id in exact]
         if request.mode == "words":
             out.append(_only_words(worded, exact, request))
         else:
@@ -145,20 +145,20 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
     """The ranking by words, and ids of items that the text names exactly."""
     columns = reader.words_columns()
     if not columns:
-        raise GeniusError("this index cannot be searched by words yet: index.index_words(), or genius optimize INDEX --words")
+        raise GeniusError("this index has no full-text index yet: run genius optimize INDEX --words, or index.index_words()")
     assert query.text is not None
     conditions = []
     if request.where is not None:
         conditions.append(compile_where(request.where, reader.columns))
     if query.target is not None:
-        wanted: Sequence[Modality] = MODALITIES_OF[query.target]
+        modalities: Sequence[Modality] = MODALITIES_OF[query.target]
         if request.strict:
-            wanted = (query.target,)
-        labels = ", ".join(f"'{modality.label}'" for modality in wanted)
+            modalities = (query.target,)
+        labels = ", ".join(f"'{modality.label}'" for modality in modalities)
         conditions.append(f"modality IN ({labels})")
     limit = min(max(request.k, DEPTH), MAX_K)
     found = reader.words(query.text, columns, " AND ".join(conditions) or None, limit)
-    rows = reader.rows(list(found), PAYLOAD)
+    rows = reader.rows(list(found), HIT_COLUMNS)
     seqs = [seq for seq in found if seq in rows]
     items = searching.display(reader, [rows[seq] for seq in seqs])
     codes = reader.rows(seqs, ["_codes"])
@@ -197,13 +197,13 @@ def names_exactly(text: str, row: Mapping[str, Any], values: Sequence[Any]) -> b
         row: The item's `id` and `_image`.
         values: Of its indexed fields.
     """
-    wanted = text.strip().casefold()
+    folded = text.strip().casefold()
     names = [row["id"]]
     for path in (row["id"], row["_image"]):
         if path is not None:
             names += [PurePath(path).name, PurePath(path).stem]
     names += [value for value in values if isinstance(value, str)]
-    return any(name.strip().casefold() == wanted for name in names)
+    return any(name.strip().casefold() == folded for name in names)
 
 
 def _only_words(worded: Hits, exact: set[str], request: SearchRequest) -> Hits:

@@ -53,7 +53,7 @@ def write(
     model = None
     if features is not None:  # they are of this model's encoder, and of no other
         model = state.model
-    for batch in batched(items, batch_size):
+    for batch in item_batches(items, batch_size):
         part = None
         if features is not None:
             part = features[slice(at, at + len(batch))]
@@ -67,7 +67,7 @@ def write(
     return total
 
 
-def batched(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
+def item_batches(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
     """At most `size` items a batch, fewer where they are large, and where a batch would end within one pass of the encoder."""
     batch: list[Stamped] = []
     held = 0
@@ -226,9 +226,7 @@ def _tidy(state: Index) -> None:
             state.store.compact(KEEP)
 
 
-def delete(state: Index, ids: str | Iterable[str], missing: OnError) -> int:
-    state.check_writable()
-    wanted = check_ids([ids] if isinstance(ids, str) else ids)
+def delete(state: Index, wanted: list[str], missing: OnError) -> int:
     with state.write_lock.hold():
         with state.change():
             with state.lock:
@@ -284,7 +282,7 @@ class Field:
         return {"name": self.name, "type": self.type, "kind": self.type, "items": self.items}
 
 
-def fields_of(reader: Reader) -> list[Field]:
+def list_fields(reader: Reader) -> list[Field]:
     return [Field(name, field_type, reader.count(f"`{name}` IS NOT NULL")) for name, field_type in reader.columns.items()]
 
 

@@ -21,7 +21,7 @@ MONGO = {"$eq": "==", "$ne": "!=", "$gt": ">", "$gte": ">=", "$lt": "<", "$lte":
 """Operators of dictionaries such as {"price": {"$lt": 5}}."""
 
 
-def fields_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def document_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of a document as fields of an item.
 
     Args:
@@ -40,7 +40,7 @@ def fields_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metadata_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata that `fields_of` was given."""
+    """The metadata that `document_fields` was given."""
     if WHOLE in fields:
         return dict(json.loads(fields[WHOLE]))
     return dict(fields)
@@ -103,7 +103,7 @@ def condition(field: str, operator: str, value: Any) -> str:
     Raises:
         GeniusError: If the operator or the value is not one that an index can compare.
     """
-    name = f'"{check_name(field)}"'
+    name = f'"{checked_field(field)}"'
     if operator in COMPARISONS:
         return f"{name} {COMPARISONS[operator]} {_literal(value)}"
     if operator in ("in", "nin"):
@@ -121,7 +121,7 @@ def condition(field: str, operator: str, value: Any) -> str:
     raise GeniusError(f"an index cannot filter by {operator!r}; known: {', '.join(COMPARISONS)}, in, nin, contains, is_empty")
 
 
-def check_name(field: str) -> str:
+def checked_field(field: str) -> str:
     """A name that can stand in quotes."""
     if not isinstance(field, str) or '"' in field:
         raise GeniusError(f"{field!r} is no field name")

@@ -22,7 +22,7 @@ from langchain_core.vectorstores import VectorStore
 from genius.errors import GeniusError
 from genius.index import Hit, Index
 from genius.index.target import Target
-from genius.integrations.documents import fields_of, metadata_of, where_of
+from genius.integrations.documents import document_fields, metadata_of, where_of
 from genius.search import SearchRequest
 from genius.types import Item, Query, name_of
 
@@ -110,7 +110,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
             vectors = self.embedding.embed_documents(contents)
         items = []
         for name, text, metadata, vector in zip(names, contents, about, vectors, strict=True):
-            items.append(Item(name, text=text, metadata=fields_of(metadata), vector=vector))
+            items.append(Item(name, text=text, metadata=document_fields(metadata), vector=vector))
         self.index.upsert(items)
         return names
 

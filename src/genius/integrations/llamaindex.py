@@ -27,7 +27,7 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 
 from genius.errors import GeniusError
 from genius.index import Index
-from genius.integrations.documents import WHOLE, condition, fields_of, joined
+from genius.integrations.documents import WHOLE, condition, document_fields, joined
 from genius.types import Item
 
 NODE = "node_json"
@@ -172,7 +172,7 @@ class GeniusVectorStore(BasePydanticVectorStore):  # type: ignore[misc]
 
 def _item(node: BaseNode) -> Item:
     whole = node_to_metadata_dict(node, remove_text=False, flat_metadata=False)
-    fields = fields_of(node.metadata)
+    fields = document_fields(node.metadata)
     fields.pop(WHOLE, None)  # the node's JSON has it
     fields[NODE] = whole["_node_content"]
     fields[NODE_TYPE] = whole["_node_type"]

@@ -74,9 +74,9 @@ def fill_codes(config: QuantizerConfig, codebook_of: CodebookOf, z: Array, modal
         rows = module_of(z).where(modality == value)[0]
         if not len(rows):
             continue
-        own = codes[rows]
-        _fill_rows(config, codebook_of, value, z[rows], modality[rows], own)
-        codes[rows] = own
+        row_codes = codes[rows]
+        _fill_rows(config, codebook_of, value, z[rows], modality[rows], row_codes)
+        codes[rows] = row_codes
 
 
 def _fill_rows(

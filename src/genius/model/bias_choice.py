@@ -36,7 +36,7 @@ Choice = tuple[float, float]  # temperature, weight
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedQueries:
     """Queries with known positives.
 
     Args:
@@ -51,13 +51,13 @@ class Judged:
     target: Ints
     positives: Sequence[Sequence[int]]
 
-    def take(self, rows: Sequence[int]) -> Judged:
+    def take(self, rows: Sequence[int]) -> JudgedQueries:
         """Some of them."""
         place = np.array(rows, np.int64)
-        return Judged(self.z[place], self.modality[place], self.target[place], [self.positives[row] for row in rows])
+        return JudgedQueries(self.z[place], self.modality[place], self.target[place], [self.positives[row] for row in rows])
 
 
-def choose(bank: QueryBank, judged: Judged, items: Any, item_modality: Any) -> QueryBank:
+def choose(bank: QueryBank, judged: JudgedQueries, items: Any, item_modality: Any) -> QueryBank:
     """The bank with weights and temperatures that rank the positives of `judged` best.
 
     Args:
@@ -69,7 +69,7 @@ def choose(bank: QueryBank, judged: Judged, items: Any, item_modality: Any) -> Q
     return _with_best(bank, [(bank, judged)], np.asarray(items, np.float32), np.asarray(item_modality))
 
 
-def choose_crossed(bank: QueryBank, judged: Judged, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
+def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
     """As `choose`, where the judged queries are themselves in the bank: each half of it is judged with the bias of the other.
 
     Args:
@@ -80,9 +80,9 @@ def choose_crossed(bank: QueryBank, judged: Judged, rows: Sequence[int], items: 
         item_modality: (N,).
     """
     even = [place for place, row in enumerate(rows) if row % 2 == 0]
-    odd = [place for place, row in enumerate(rows) if row % 2]
+    odd_places = [place for place, row in enumerate(rows) if row % 2]
     half = np.arange(len(bank)) % 2 == 0
-    folds = [(part_of(bank, ~half), judged.take(even)), (part_of(bank, half), judged.take(odd))]
+    folds = [(bank_subset(bank, ~half), judged.take(even)), (bank_subset(bank, half), judged.take(odd_places))]
     return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality))
 
 
@@ -99,10 +99,11 @@ def shrink(bank: QueryBank, items: Any, item_modality: Any) -> QueryBank:
     weights = np.zeros((MODALITIES, MODALITIES), np.float32)
     temperatures = np.full((MODALITIES, MODALITIES), TEMPERATURE, np.float32)
     for query, target in directions(bank):
-        own = queries_of(bank, query, target)
+        direction_queries = queries_of(bank, query, target)
         vectors = _sample(items[item_modality == target])
         if len(vectors) > 2:
-            weights[query, target] = len(own) / (len(own) + PSEUDO_QUERIES) * agreement(own, vectors)
+            count = len(direction_queries)
+            weights[query, target] = count / (count + PSEUDO_QUERIES) * agreement(direction_queries, vectors)
     return replace(bank, bias_weights=weights, bias_temperatures=temperatures)
 
 
@@ -123,7 +124,7 @@ def fitting(bank: QueryBank, known: QueryBank, items: Any, item_modality: Any) -
 
     Args:
         bank: Queries of unknown origin.
-        known: Queries that the model was made with, real or invented.
+        known: Queries that the model was made with, real or synthetic.
         items: (N, D) unit vectors.
         item_modality: (N,).
     """
@@ -133,12 +134,12 @@ def fitting(bank: QueryBank, known: QueryBank, items: Any, item_modality: Any) -
     for target in range(MODALITIES):
         vectors = items[item_modality == target]
         for query in range(MODALITIES):
-            own = _direction(bank, query, target)
+            direction_queries = _direction(bank, query, target)
             usual = queries_of(known, query, target)
-            if len(usual) < FEWEST or not own.any() or not len(vectors):
+            if len(usual) < FEWEST or not direction_queries.any() or not len(vectors):
                 continue
             least = np.quantile(_best(usual[:SAMPLE], vectors), LEAST_QUANTILE)
-            kept[own] = _best(np.asarray(bank.z)[own], vectors) >= least
+            kept[direction_queries] = _best(np.asarray(bank.z)[direction_queries], vectors) >= least
     return kept
 
 
@@ -164,7 +165,7 @@ def queries_of(bank: QueryBank, query: int, target: int) -> Floats:
     return np.asarray(bank.z, np.float32)[_direction(bank, query, target)]
 
 
-def part_of(bank: QueryBank, kept: Bools) -> QueryBank:
+def bank_subset(bank: QueryBank, kept: Bools) -> QueryBank:
     """Some queries of a bank, without its probe and what was chosen for it."""
     rows = np.flatnonzero(kept)
     return QueryBank(bank.z[rows], bank.modality[rows], bank.target[rows], real=bank.real)
@@ -186,7 +187,9 @@ def _sample(vectors: Floats) -> Floats:
     return vectors[order]
 
 
-def _with_best(bank: QueryBank, folds: Sequence[tuple[QueryBank, Judged]], items: Floats, item_modality: Ints) -> QueryBank:
+def _with_best(
+    bank: QueryBank, folds: Sequence[tuple[QueryBank, JudgedQueries]], items: Floats, item_modality: Ints
+) -> QueryBank:
     """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
     bank = shrink(bank, items, item_modality)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None
@@ -195,30 +198,31 @@ def _with_best(bank: QueryBank, folds: Sequence[tuple[QueryBank, Judged]], items
         values: dict[Choice, list[Floats]] = {}
         without: list[Floats] = []
         for part, judged in folds:
-            own = queries_of(part, query, target)
+            fold_queries = queries_of(part, query, target)
             scores, positives = _scores(judged, query, target, items, rows)
-            if not len(own) or not len(scores):
+            if not len(fold_queries) or not len(scores):
                 continue
             without.append(_reciprocal_ranks(scores, positives, np.zeros(len(rows), np.float32)))
             for temperature in TEMPERATURES:
-                bias = mean_similarity(own, items[rows], temperature)
+                bias = mean_similarity(fold_queries, items[rows], temperature)
                 for weight in WEIGHTS:
-                    found = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
-                    values.setdefault((temperature, weight), []).append(found)
+                    reciprocal_ranks = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
+                    values.setdefault((temperature, weight), []).append(reciprocal_ranks)
         if sum(map(len, without)) < FEWEST_JUDGED:
             continue
-        temperature, weight = _best_choice({pair: np.concatenate(found) for pair, found in values.items()}, without)
+        choices = {choice: np.concatenate(folds_ranks) for choice, folds_ranks in values.items()}
+        temperature, weight = _best_choice(choices, without)
         bank.bias_weights[query, target] = weight
         bank.bias_temperatures[query, target] = temperature
     return bank
 
 
-def _candidates(wanted: Bools, judged: Sequence[Judged]) -> Ints:
+def _candidates(wanted: Bools, judged: Sequence[JudgedQueries]) -> Ints:
     """Item rows that queries are judged on: of all wanted ones, or of `MOST_ITEMS` at random, and all positives."""
     rows = np.flatnonzero(wanted)
     if len(rows) <= MOST_ITEMS:
         return rows
-    positives = [row for part in judged for own in part.positives for row in own if wanted[row]]
+    positives = [row for part in judged for positive_rows in part.positives for row in positive_rows if wanted[row]]
     sample = np.random.default_rng(0).permutation(rows)[:MOST_ITEMS]
     return np.unique(np.concatenate([sample, np.array(positives, np.int64)]))
 
@@ -233,28 +237,28 @@ def _best_choice(values: dict[Choice, Floats], without: Sequence[Floats]) -> Cho
     return best
 
 
-def _scores(judged: Judged, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:
+def _scores(judged: JudgedQueries, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:
     """(Q, n) similarities of judged queries of one direction with the items `rows`, and their positives by place there."""
     place = np.full(len(items), -1)
     place[rows] = np.arange(len(rows))
     chosen = np.flatnonzero((judged.modality == query) & (judged.target == target))[:MOST_JUDGED]
     kept = []
     positives = []
-    for one in chosen:
-        own = place[np.array(judged.positives[one], np.int64)]
-        own = own[own >= 0]
-        if len(own):
-            kept.append(one)
-            positives.append(own)
+    for query_row in chosen:
+        positive_places = place[np.array(judged.positives[query_row], np.int64)]
+        positive_places = positive_places[positive_places >= 0]
+        if len(positive_places):
+            kept.append(query_row)
+            positives.append(positive_places)
     return judged.z[np.array(kept, np.int64)] @ items[rows].T, positives
 
 
 def _reciprocal_ranks(scores: Floats, positives: Sequence[Ints], bias: Floats) -> Floats:
     """(Q,) 1 / rank of the best positive by scores (Q, n) minus bias (n,), 0 beyond `DEPTH`."""
     out = np.zeros(len(scores), np.float32)
-    for at, own in enumerate(positives):
+    for at, positive_places in enumerate(positives):
         corrected = scores[at] - bias
-        rank = 1 + int((corrected > corrected[own].max()).sum())
+        rank = 1 + int((corrected > corrected[positive_places].max()).sum())
         if rank <= DEPTH:
             out[at] = 1 / rank
     return out

@@ -214,13 +214,13 @@ def _points_of_small_modalities(
     modality_of_points = [modality[:0]]
     random = torch.Generator(z.device).manual_seed(seed)
     for value in range(3):
-        own = z[modality == value]
-        missing = between * size - len(own)
-        if missing <= 0 or len(own) < max(size, 2):  # fewer than codes: it learns from all modalities
+        modality_z = z[modality == value]
+        missing = between * size - len(modality_z)
+        if missing <= 0 or len(modality_z) < max(size, 2):  # fewer than codes: it learns from all modalities
             continue
-        near = neighbours(own, torch.zeros(len(own), device=z.device), NEIGHBOURS)
-        rows = torch.randint(len(own), (missing,), device=z.device, generator=random)
-        points.append(F.normalize(points_between(own, near, rows, random), dim=1))
+        neighbour_rows = neighbours(modality_z, torch.zeros(len(modality_z), device=z.device), NEIGHBOURS)
+        rows = torch.randint(len(modality_z), (missing,), device=z.device, generator=random)
+        points.append(F.normalize(points_between(modality_z, neighbour_rows, rows, random), dim=1))
         modality_of_points.append(torch.full((missing,), value, dtype=modality.dtype, device=z.device))
     return torch.cat(points), torch.cat(modality_of_points)
 
@@ -257,12 +257,12 @@ def _fit_modality_codebooks(
     start = None
     if start_alike:
         start = kmeans(residual, size, iterations=iterations, seed=seed)[0]
-    own = [residual[modality == value] for value in range(3)]
+    modality_residuals = [residual[modality == value] for value in range(3)]
     of_all: tuple[Tensor, Tensor] | None = None
-    if any(len(vectors) < size for vectors in own):
+    if any(len(vectors) < size for vectors in modality_residuals):
         of_all = kmeans(residual, size, iterations=iterations, seed=seed, start=start)
     fitted = []
-    for vectors in own:
+    for vectors in modality_residuals:
         if len(vectors) < size and of_all is not None:
             fitted.append(of_all)
         else:
@@ -325,16 +325,16 @@ def kmeans(
 
 def neighbours(z: Tensor, modality: Tensor, count: int, limit: int = 100_000) -> Tensor:
     """(N, count) nearest items of the same modality. Beyond `limit` items, among a fixed random sample."""
-    near = torch.empty(z.shape[0], count, dtype=torch.long, device=z.device)
+    neighbour_rows = torch.empty(z.shape[0], count, dtype=torch.long, device=z.device)
     for value in modality.unique().tolist():
         rows = (modality == value).nonzero()[:, 0]
         others = rows
         if rows.numel() > limit:
             others = rows[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(0))[:limit].to(rows.device)]
         k = min(count + 1, others.numel())
-        found = others[nearest_rows(z[rows], z[others], k)[:, min(1, k - 1) :]]  # the first is the item itself
-        near[rows] = found[:, torch.arange(count, device=z.device) % found.shape[1]]
-    return near
+        nearest = others[nearest_rows(z[rows], z[others], k)[:, min(1, k - 1) :]]  # the first is the item itself
+        neighbour_rows[rows] = nearest[:, torch.arange(count, device=z.device) % nearest.shape[1]]
+    return neighbour_rows
 
 
 def points_between(z: Tensor, near: Tensor, rows: Tensor, random: torch.Generator | None = None) -> Tensor:

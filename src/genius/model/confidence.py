@@ -144,8 +144,8 @@ def auroc(values: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 def _grouped(has_image: Bools, modality: Ints, values: Floats) -> Floats:
     """(n, (1 + F) * GROUPS): for each group of queries and modalities, one and the values (n, F)."""
     group = has_image.astype(np.int64) * MODALITIES + modality
-    one = np.eye(GROUPS)[group]
-    return np.concatenate([one, *(one * column[:, None] for column in values.T)], 1)
+    one_hot = np.eye(GROUPS)[group]
+    return np.concatenate([one_hot, *(one_hot * column[:, None] for column in values.T)], 1)
 
 
 def _list_features(has_image: Bools, scores: Floats, modalities: Ints, first_bias: Floats) -> Floats:

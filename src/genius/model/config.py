@@ -87,11 +87,9 @@ class QuantizerConfig:
         if self.shared and len(set(self.level_sizes[1:])) > 1:
             raise GeniusError("a shared codebook needs levels of equal size")
         if self.settled < 1:
-            raise GeniusError(f"settled is {self.settled}; the modality at least is never chosen again")
+            raise GeniusError(f"settled must be at least 1 (the modality level), got {self.settled}")
         if self.modality_codebooks_from and (self.shared or not self.labelled):
-            raise GeniusError(
-                "codebooks of each modality (modality_codebooks_from) need a given modality code, and are not shared"
-            )
+            raise GeniusError("modality_codebooks_from needs modality codes and codebooks that are not shared")
 
     @property
     def levels(self) -> int:
@@ -152,7 +150,7 @@ class GeneratorConfig:
         if not self.level_sizes or min(self.level_sizes) < 1:
             raise GeniusError(f"level_sizes must be positive, got {self.level_sizes}")
         if self.head == "codebooks" and self.normalizer != "level":
-            raise GeniusError("a head tied to the codebooks has no whole table: set normalizer = 'level'")
+            raise GeniusError("a head tied to the codebooks normalizes per level: set normalizer = 'level'")
 
     @property
     def levels(self) -> int:
@@ -244,7 +242,7 @@ def _current_fields(body: Any, path: Path) -> Any:
     return body
 
 
-def read_config(directory: Path) -> GeniusConfig:
+def read_model_config(directory: Path) -> GeniusConfig:
     path = directory / CONFIG
     try:
         body = read_json(path, MAX_CONFIG)

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks
 from genius.model.config import SPECIALS, GeneratorConfig
+from genius.model.weight_names import FAST, START_SCALE, current_name
 
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
@@ -40,13 +41,6 @@ if TYPE_CHECKING:
 Rows = slice | Tensor
 ByModality = Sequence[tuple[int | Tensor, Rows]]
 """Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""
-
-FAST = 20.0  # a_l and b_l are read as this times a parameter: Adam then moves them as fast as two numbers a level may move
-START_SCALE = 2.5  # log a_l before training
-HEAD = "codebook_head."  # prefix of the weights of `CodebookHead`
-# names of weights today -> in the first release, whose files are still read and whose names fingerprints are made of
-FIRST_NAMES = {f"{HEAD}residual_shift.": "nearness.bend.", HEAD: "nearness."}
-OTHER_NAMES = {f"{HEAD}bend.": f"{HEAD}residual_shift."}  # names of versions in between -> today
 
 
 def by_modality(modality: Tensor) -> ByModality:
@@ -116,8 +110,8 @@ class CodebookHead(nn.Module):
         if not self.quantizer.config.has_modality_codebooks(level):
             return self.quantizer.codebook_of(level, 0)
         codebooks = self.quantizer.codebook(level).unflatten(0, (3, -1))
-        own: Tensor = codebooks.index_select(0, modality.view(1))[0]
-        return own
+        codebook: Tensor = codebooks.index_select(0, modality.view(1))[0]
+        return codebook
 
     def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
         """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""
@@ -206,7 +200,7 @@ class Attention(nn.Module):
         return out.view(shape)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Self-attention, cross-attention to the prefix, feed-forward; each pre-normed, each residual."""
 
     def __init__(self, config: GeneratorConfig) -> None:
@@ -247,7 +241,7 @@ class Generator(nn.Module):
         self.prefix = nn.Linear(config.width, config.prefix_tokens * config.d_model)  # MLP of Eq. 9: one layer, as published
         self.prefix_norm = RMSNorm(config.d_model)
         self.position_bias = nn.Embedding(config.buckets, config.heads)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.register_load_state_dict_pre_hook(_rename_head)  # type: ignore[no-untyped-call]
@@ -260,7 +254,7 @@ class Generator(nn.Module):
             nn.init.normal_(self.tokens.weight, std=1.0)
         nn.init.normal_(self.position_bias.weight, std=config.d_model**-0.5)
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, DecoderBlock)
             for attention in (block.self_attention, block.cross_attention):
                 nn.init.normal_(attention.q.weight, std=(config.d_model * config.d_kv) ** -0.5)
                 nn.init.normal_(attention.k.weight, std=config.d_model**-0.5)
@@ -417,22 +411,6 @@ class Generator(nn.Module):
         """log p(t_k | z, t_<k) of the given codes: (B, M). The loss of Eq. 10 is minus its mean over tokens."""
         log_p = self.code_log_probs(z, codes)
         return torch.stack([lp.gather(1, codes[:, i : i + 1])[:, 0] for i, lp in enumerate(log_p)], dim=1)
-
-
-def current_name(name: str) -> str:
-    """Today's name of a weight, by the one it has in a file of any version."""
-    for today, first in FIRST_NAMES.items():
-        name = name.replace(first, today)
-    for other, today in OTHER_NAMES.items():
-        name = name.replace(other, today)
-    return name
-
-
-def first_name(name: str) -> str:
-    """The name that a weight had in the first version: fingerprints are made of these, and must not change."""
-    for today, first in FIRST_NAMES.items():
-        name = name.replace(today, first)
-    return name
 
 
 def _rename_head(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -6,7 +6,6 @@ own. Never pickle. The encoder is optional: a model converted from published che
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,12 +21,13 @@ from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, identity, read_config
+from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
-from genius.model.generator import HEAD, Generator, current_name, first_name
+from genius.model.generator import Generator
 from genius.model.known_items import Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
+from genius.model.weight_names import SCALES, current_name, model_fingerprint
 from genius.types import Item
 from genius.weight_arrays import tensor_names, unpack
 from genius.weight_digests import check_digests, write_digests
@@ -72,12 +72,13 @@ class Genius(Embedder):
         knows: how closely its codes describe the items it was made from.
         queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
 
-    >>> from genius import Genius, Item, Query
-    >>> model = Genius.from_pretrained("bundled:mini")
-    >>> model
-    Genius('bundled:mini', 256 wide, IDs of 3 x 512 x 512 x 512 x 512 x 512 x 512 x 512 x 512, encoder MiniEncoder)
-    >>> model.embed_queries([Query("a red bicycle")]).z.shape
-    torch.Size([1, 256])
+    Examples:
+        >>> from genius import Genius, Item, Query
+        >>> model = Genius.from_pretrained("bundled:mini")
+        >>> model
+        Genius('bundled:mini', 256 wide, IDs of 3 x 512 x 512 x 512 x 512 x 512 x 512 x 512 x 512, encoder MiniEncoder)
+        >>> model.embed_queries([Query("a red bicycle")]).z.shape
+        torch.Size([1, 256])
     """
 
     def __init__(self, config: GeniusConfig, encoder: Encoder | None = None) -> None:
@@ -126,8 +127,9 @@ class Genius(Embedder):
         Args:
             device: cpu, cuda, cuda:N, or auto: a GPU where there is one.
 
-        >>> Genius.from_pretrained("bundled:mini").to("cpu").device
-        device(type='cpu')
+        Examples:
+            >>> Genius.from_pretrained("bundled:mini").to("cpu").device
+            device(type='cpu')
         """
         where = find_device(str(device))
         self.network.to(where)
@@ -193,20 +195,14 @@ class Genius(Embedder):
     def fingerprint(self) -> str:
         """Hex digest of the configuration and every weight, the encoder's included: an index refuses a model with another.
 
-        >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
-        True
+        Examples:
+            >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
+            True
         """
-        digest = hashlib.sha256(json.dumps(identity(self.config), sort_keys=True).encode())
-        modalities = 1
-        if self.generator.config.head == "codebooks":
-            modalities = self.generator.codebook_head.modalities
-        for name, tensor in sorted((first_name(name), tensor) for name, tensor in self.network.state_dict().items()):
-            digest.update(name.encode())
-            numbers = as_one_number(current_name(name), tensor.detach(), modalities).cpu().contiguous()
-            digest.update(numbers.view(torch.uint8).numpy().tobytes())
+        encoder = None
         if self.encoder is not None:
-            digest.update(self.encoder.fingerprint().encode())
-        return digest.hexdigest()[:32]
+            encoder = self.encoder.fingerprint()
+        return model_fingerprint(self.config, self.network.state_dict(), encoder)
 
     def save_pretrained(self, directory: str | Path, *, dtype: torch.dtype = torch.float32, encoder: bool = True) -> None:
         """Write the model folder, which `from_pretrained` reads. Files appear whole or not at all.
@@ -216,10 +212,11 @@ class Genius(Embedder):
             dtype: of the weights. `torch.int8` takes about a quarter of the bytes.
             encoder: whether an encoder of its own is saved, too.
 
-        >>> import tempfile
-        >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
-        >>> Genius.from_pretrained(folder).config.width
-        256
+        Examples:
+            >>> import tempfile
+            >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
+            >>> Genius.from_pretrained(folder).config.width
+            256
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -272,7 +269,8 @@ class Genius(Embedder):
         Raises:
             GeniusError: If there is no such encoder, or the object has none of these methods.
 
-        >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
+        Examples:
+            >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
         """
         from genius.fit import Unfitted  # a late import of a higher layer, the only one
 
@@ -293,25 +291,26 @@ class Genius(Embedder):
         Raises:
             GeniusError: If there is no such model, a file is damaged, or `encoder` is another one than the model's.
 
-        >>> Genius.from_pretrained("bundled:mini").config.width
-        256
+        Examples:
+            >>> Genius.from_pretrained("bundled:mini").config.width
+            256
         """
         from genius.encoders import load_encoder, resolve
         from genius.encoders.objects import same_object
 
         directory = resolve(str(source))
-        config = read_config(directory)
+        config = read_model_config(directory)
         path = directory / WEIGHTS
         shapes = read_shapes(path)
         shapes = {current_name(name): shapes[name] for name in tensor_names(shapes)}
         model = build(lambda: cls(config), shapes, str(path))
-        own = model.network.state_dict()
-        expected = {name: own[name].shape for name, shape in shapes.items() if one_for_all(name, shape, own)}
+        current = model.network.state_dict()
+        expected = {name: current[name].shape for name, shape in shapes.items() if one_for_all(name, shape, current)}
         check_fit(model.network, shapes | expected, str(path))
         check_digests(directory)
         try:
             weights = {current_name(name): tensor for name, tensor in unpack(read_tensors(path)).items()}
-            model.network.load_state_dict(for_each_modality(weights, own))
+            model.network.load_state_dict(for_each_modality(weights, current))
         except GeniusError as error:
             raise GeniusError(f"cannot load the model at {directory}: {error}") from None
         model._try(directory)
@@ -338,12 +337,10 @@ class Genius(Embedder):
             with torch.no_grad():
                 self.generator(z, codes)
         except Exception as error:  # whatever a config of nonsense leads to
-            raise GeniusError(f"the model at {directory} does not compute: {said(error)}") from None
+            raise GeniusError(f"the model at {directory} fails on a test input: {said(error)}") from None
 
 
 # -- weights from before every modality had its own a_l and b_l --------------------------------------------------
-
-SCALES = (f"{HEAD}log_scale", f"{HEAD}norm_weight")
 
 
 def one_for_all(name: str, shape: Sequence[int], wanted: Mapping[str, Tensor]) -> bool:
@@ -355,13 +352,3 @@ def for_each_modality(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor
     """Weights of today from such ones: all modalities of a level take its number."""
     old = [name for name, tensor in tensors.items() if one_for_all(name, tensor.shape, wanted)]
     return {**tensors, **{name: tensors[name].repeat_interleave(3) for name in old}}
-
-
-def as_one_number(name: str, tensor: Tensor, modalities: int) -> Tensor:
-    """A weight as it was before that, if modalities do not differ: what fingerprints are made of must not change."""
-    if not name.endswith(SCALES):
-        return tensor
-    by_modality = tensor.view(-1, modalities)
-    if bool((by_modality == by_modality[:, :1]).all()):
-        return by_modality[:, 0]
-    return tensor

@@ -2,7 +2,8 @@
 
 It embeds items and queries, says which modality a query wants, and assigns codes. The graphs were traced from the torch modules
 and compute from the same weight files, so there is one implementation of each part. What needs the decoder itself (beam search,
-its trace) loads the torch model when it is first used.
+its trace) loads the torch model when it is first used. `VectorModel` is the same for vectors of the user's own, which need no
+graphs: their embedding is their unit sum.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.model.assignment import fill_codes
-from genius.model.config import encoder_uri, read_config
+from genius.model.config import encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
+from genius.model.weight_names import model_fingerprint
 from genius.optional import LazyPart, has_torch, import_torch
-from genius.weight_arrays import read_arrays
+from genius.weight_arrays import array_names, read_arrays
+from genius.weight_digests import check_digests
 
 if TYPE_CHECKING:
     from genius.model.genius import Genius
 
 WEIGHTS = "model.safetensors"
 ENCODER = "encoder"
+LEAST_LENGTH = 1e-12
 CHUNK = 4096  # rows that are fused at a time
 
 
@@ -55,13 +59,13 @@ class GraphModel(Embedder):
         directory = resolve(source)
         self.directory = directory
         self.source = str(source)
-        self.config = read_config(directory)
+        self.config = read_model_config(directory)
         self.graphs = Graphs(directory)
         self.encoder = _encoder_of(directory, self.config.encoder)
         if self.encoder is not None and self.encoder.width != self.config.width:
             raise GeniusError(f"the encoder is {self.encoder.width} wide, the model expects {self.config.width}")
         if self.encoder is not None and self.encoder.fingerprint() != self.graphs.settings.get("encoder"):
-            raise GeniusError(f"{directory} has graphs for another encoder: genius export graphs makes them anew")
+            raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
 
@@ -185,6 +189,88 @@ class GraphModel(Embedder):
         return self.graphs.fingerprint
 
 
+class VectorModel(GraphModel):
+    """A model of the user's own vectors (`genius.index.vectors`): it has no encoder, and z is the unit sum of the vectors.
+
+    Args:
+        source: As for `GraphModel`; `holds_vectors` says whether it is one.
+
+    Raises:
+        GeniusError: If there is no such model, or a file is damaged.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        directory = resolve(source)
+        check_digests(directory)
+        self.directory = directory
+        self.source = str(source)
+        self.config = read_model_config(directory)
+        self.encoder = None
+        self.knows = load_knows(directory)
+        self.queries = QueryBank.load(directory, self.config.width)
+
+    def __repr__(self) -> str:
+        return f"VectorModel({self.source!r}, {self.config.width} wide)"
+
+    def embed(self, features: Features) -> tuple[Any, Any]:
+        """Features -> (z, dense), unit vectors (N, D); both are the same.
+
+        Args:
+            features: N items or queries.
+        """
+        features.check(self.config.width)
+        image, text = features.masked()
+        total: Any = image + text
+        lengths = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), LEAST_LENGTH)
+        z = (total / lengths).astype(np.float32)
+        return z, z
+
+    def reconstruct(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(N, D) sums of code vectors.
+
+        Args:
+            codes: (N, M).
+        """
+        modalities = codes[:, 0].tolist()
+        rows = []
+        for own, modality in zip(codes, modalities, strict=True):
+            first = self._codebook(0, None)[own[0]]
+            rows.append(first + sum(self._codebook(level, modality)[own[level]] for level in range(1, len(own))))
+        return np.array(rows, np.float32).reshape(len(codes), self.config.width)
+
+    def modality_log_probs(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Never asked for: the bank of queries has a probe for it (`holds_vectors`).
+
+        Args:
+            z: (N, D) queries.
+        """
+        raise GeniusError(f"{self.directory} has no probe for the modality of queries")
+
+    def fingerprint(self) -> str:
+        """The torch model's, from the same weights."""
+        path = self.directory / WEIGHTS
+        return model_fingerprint(self.config, read_arrays(path, array_names(path)), None)
+
+
+def holds_vectors(directory: Path) -> bool:
+    """Whether a model folder is one of the user's own vectors: no encoder, and a fusion that is the unit sum.
+
+    Args:
+        directory: Of the model.
+    """
+    config = read_model_config(directory)
+    if config.encoder is not None or (directory / ENCODER).exists():
+        return False
+    queries = QueryBank.load(directory, config.width)
+    if queries is None or queries.probe_weight is None:
+        return False
+    if config.rerank_embedding != "fused" or config.quantizer.family != "residual":
+        return False
+    path = directory / WEIGHTS
+    fusion = [name for name in array_names(path) if name.startswith("fusion.")]
+    return bool(fusion) and not any(weight.any() for weight in read_arrays(path, fusion).values())
+
+
 def _encoder_of(directory: Path, uri: str | None) -> GraphEncoder | None:
     """The encoder of a model folder: its own, the one that its config names, or none."""
     folder = directory / ENCODER
@@ -210,10 +296,15 @@ def load_model(source: str | Path, *, graphs: bool = False) -> Genius:
     Raises:
         GeniusError: If there is no such model; or it has no graphs and torch is not installed.
     """
-    stored = has_graphs(resolve(source))
-    if stored and (graphs or not has_torch()):
-        model: Any = GraphModel(source)
-        return model  # type: ignore[no-any-return]
+    directory = resolve(source)
+    if graphs or not has_torch():
+        model: Any = None
+        if has_graphs(directory):
+            model = GraphModel(source)
+        elif directory.is_dir() and holds_vectors(directory):
+            model = VectorModel(source)
+        if model is not None:
+            return model  # type: ignore[no-any-return]
     import_torch(f"the model {source}, which has no stored graphs,")
     from genius.model.genius import Genius
 

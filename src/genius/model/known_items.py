@@ -54,10 +54,10 @@ class Knows:
         """
         out = {}
         for label, limit in self.usual_distance.items():
-            own = distance[modality == int(Modality.parse(label))]
-            if len(own) < FEW:
+            distances = distance[modality == int(Modality.parse(label))]
+            if len(distances) < FEW:
                 continue
-            share = float((own > limit + MARGIN).mean())
+            share = float((distances > limit + MARGIN).mean())
             if share >= STRANGE:
                 out[label] = share
         return out
@@ -99,9 +99,9 @@ def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about
     modality = _numpy(modality)
     usual_distance = {}
     for value in Modality:
-        own = distance[modality == int(value)]
-        if len(own) >= FEW:
-            usual_distance[value.label] = round(float(np.quantile(own[:100_000], USUAL)), 4)
+        modality_distances = distance[modality == int(value)]
+        if len(modality_distances) >= FEW:
+            usual_distance[value.label] = round(float(np.quantile(modality_distances[:100_000], USUAL)), 4)
     return Knows(len(z), usual_distance, about)
 
 
@@ -122,4 +122,4 @@ def load_knows(directory: Path) -> Knows | None:
         usual_distance = {Modality.parse(str(label)).label: float(value) for label, value in stored.items()}
         return Knows(int(body["items"]), usual_distance, str(body.get("about", "")), dict(body.get("fit", {})))
     except (GeniusError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise GeniusError(f"{path} is not what it should be: it says how closely codes describe their items") from None
+        raise GeniusError(f"{path} is invalid: expected the number of items and their usual distance by modality") from None

@@ -43,12 +43,12 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
     expected = model.network.state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:
-            wanted = tuple(expected[name].shape) if name in expected else "no such tensor"
-            raise GeniusError(f"the checkpoints do not fit together: {name} is {tuple(tensor.shape)}, expected {wanted}")
+            shape = tuple(expected[name].shape) if name in expected else "no such tensor"
+            raise GeniusError(f"the checkpoints do not fit together: {name} is {tuple(tensor.shape)}, expected {shape}")
         expected[name].copy_(tensor)
     unset = [name for name in expected if name not in weights and not name.startswith("quantizer.unused_")]
     if unset:
-        raise GeniusError(f"the checkpoints do not fit together: nothing for {unset[0]}")
+        raise GeniusError(f"the checkpoints do not fit together: no tensor for {unset[0]}")
     return model
 
 
@@ -88,10 +88,10 @@ def _config(rq: dict[str, Tensor], gen: dict[str, Tensor]) -> GeniusConfig:
 
 
 def _count(state: dict[str, Tensor], pattern: str) -> int:
-    found = [int(m.group(1)) for m in (re.match(pattern, name) for name in state) if m]
-    if not found:
+    numbers = [int(m.group(1)) for m in (re.match(pattern, name) for name in state) if m]
+    if not numbers:
         raise KeyError(pattern)
-    return max(found) + 1
+    return max(numbers) + 1
 
 
 _FUSION = {

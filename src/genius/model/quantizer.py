@@ -170,10 +170,10 @@ class ResidualQuantizer(Codebooks):
                 if not len(dead):  # equal on every process
                     continue
                 candidates = gather(residuals[number].detach())
-                own = candidates[gather(codes[:, 0]) == modality]
-                if not len(own):
-                    own = candidates
-                self._revive(number, block, dead, own)
+                modality_candidates = candidates[gather(codes[:, 0]) == modality]
+                if not len(modality_candidates):
+                    modality_candidates = candidates
+                self._revive(number, block, dead, modality_candidates)
 
     def _blocks(self, number: int) -> list[tuple[int, slice]]:
         """Modality (-1: all) and rows of each part of a codebook."""
@@ -310,8 +310,8 @@ def build_quantizer(config: QuantizerConfig) -> ResidualQuantizer:
         GeniusError: If nobody registered it.
     """
     if config.family not in _families:
-        found = list(entry_points(group=GROUP, name=config.family))
-        if not found:
+        entries = list(entry_points(group=GROUP, name=config.family))
+        if not entries:
             raise GeniusError(f"there is no quantizer {config.family!r}; there are {', '.join(sorted(_families))}")
-        _families[config.family] = found[0].load()
+        _families[config.family] = entries[0].load()
     return _families[config.family](config)

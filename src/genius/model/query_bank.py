@@ -53,7 +53,7 @@ class QueryBank:
         target: (n,) int64, the modality that each query wants; -1 unknown.
         probe_weight: (3, D) of the linear probe for the target modality; None: the bank has too few targets to fit one.
         probe_bias: (3,) of it.
-        real: Whether they come from people or a data set. Invented queries say nothing about hubs: they give no item bias.
+        real: Whether they come from people or a data set. Synthetic queries say nothing about hubs: they give no item bias.
         bias_weights: (3, 3) w of the item bias by query modality and target (`genius.model.bias_choice`); None: by their number.
         bias_temperatures: (3, 3) t of the item bias; None: `TEMPERATURE`.
     """
@@ -90,7 +90,7 @@ class QueryBank:
             target: (n,) the modality of its positives, -1 unknown.
             size: Most queries that are kept.
             seed: Of the sample.
-            real: Whether they come from people or a data set, not invented.
+            real: Whether they come from people or a data set, not synthetic.
 
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.
@@ -112,12 +112,12 @@ class QueryBank:
         Args:
             target: A modality; -1, or one that few queries want: all queries.
         """
-        own = self.z[self.target == target]
-        if target < 0 or len(own) < FEWEST:
-            own = self.z
-        if not len(own):  # nothing is known of queries: all directions count alike
+        target_queries = self.z[self.target == target]
+        if target < 0 or len(target_queries) < FEWEST:
+            target_queries = self.z
+        if not len(target_queries):  # nothing is known of queries: all directions count alike
             return np.eye(self.width, dtype=np.float32)
-        second_moment = own.T @ own / np.float32(len(own))
+        second_moment = target_queries.T @ target_queries / np.float32(len(target_queries))
         mean_diagonal = second_moment.diagonal().mean()
         metric: Floats = second_moment + SHRINKAGE * mean_diagonal * np.eye(self.width, dtype=np.float32)
         return metric
@@ -133,7 +133,7 @@ class QueryBank:
     def bias_weight(self, query_modality: int, target: int) -> float:
         """w of `item_bias`: 0 for a direction that the bank knows too few queries of, near 1 for one that it knows well.
 
-        0, too, for queries that were invented.
+        0, too, for synthetic queries.
         """
         if not self.real:
             return 0.0
@@ -168,13 +168,13 @@ class QueryBank:
         weight = self.bias_weight(query_modality, target)
         if not weight:
             return np.zeros(len(vectors), np.float32)
-        own = self.z[(self.modality == query_modality) & (self.target == target)]
+        direction_queries = self.z[(self.modality == query_modality) & (self.target == target)]
         temperature = np.float32(self.temperature(query_modality, target))
         total = np.full(len(vectors), -np.inf, np.float32)
-        for first in range(0, len(own), QUERIES_AT_ONCE):
-            similarities = own[first : first + QUERIES_AT_ONCE] @ vectors.T
+        for first in range(0, len(direction_queries), QUERIES_AT_ONCE):
+            similarities = direction_queries[first : first + QUERIES_AT_ONCE] @ vectors.T
             total = np.logaddexp(total, _log_sum_exp(similarities / temperature))
-        bias: Floats = np.float32(weight) * temperature * (total - np.float32(np.log(len(own))))
+        bias: Floats = np.float32(weight) * temperature * (total - np.float32(np.log(len(direction_queries))))
         return bias
 
     def digest(self) -> str:

@@ -450,7 +450,7 @@ class PictureWorkers:
         try:
             return self._pool.submit(_open, source, name, self.shrink).result()
         except BrokenProcessPool:
-            raise GeniusError("a process that decodes pictures was killed (is there too little memory?): start again") from None
+            raise GeniusError("a process that decodes images was killed, possibly for lack of memory: run it again") from None
 
     def __enter__(self) -> PictureWorkers:
         return self

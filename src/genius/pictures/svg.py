@@ -74,7 +74,7 @@ class _CleanXml:
     def _put(self, part: str) -> None:
         self._size += len(part)
         if self._size > MAX_BYTES:
-            raise GeniusError(f"the drawing unfolds to more than {MAX_BYTES:,} bytes")
+            raise GeniusError(f"the drawing expands to more than {MAX_BYTES:,} bytes")
         self.parts.append(part)
 
     def start(self, name: str, attributes: list[str]) -> None:
@@ -85,7 +85,7 @@ class _CleanXml:
         for key, value in zip(attributes[::2], attributes[1::2], strict=True):
             if key.rpartition(":")[2] == "href" and not value.lstrip().startswith(("#", "data:")):
                 if name.rpartition(":")[2] in PICTURES:
-                    raise GeniusError(f"it refers to {value.strip()[:80]!r}: a drawing may hold pictures, not name files")
+                    raise GeniusError(f"it refers to {value.strip()[:80]!r}: a drawing may embed images, but not refer to files")
                 continue  # a link, or a shape of another file: nothing that would be drawn
             kept.append(f" {key}={quoteattr(value)}")
         self._put(f"<{name}{''.join(kept)}>")
@@ -187,10 +187,10 @@ class _Worker:
 
     def draw(self, data: bytes, side: int, seconds: float) -> Image.Image:
         """The picture. A process that does not answer in time is killed; `alive` then says so."""
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def stop() -> None:
-            late.set()
+            timed_out.set()
             self.process.kill()
 
         timer = threading.Timer(seconds, stop)
@@ -200,7 +200,7 @@ class _Worker:
             status, width, height, body = self._exchange(REQUEST.pack(len(data), side, seconds) + data)
         except (OSError, ValueError):
             code = self.close()
-            if late.is_set():
+            if timed_out.is_set():
                 raise _Failed(f"it took longer than {seconds:g} s to draw") from None
             cause = f"status {code}"
             if code < 0:

@@ -240,15 +240,15 @@ class _Run:
 
     def _lost(self, worker: Any, part: Part | None, tries: int, error: Exception) -> None:
         """A worker, or its machine, is gone: what it had goes back into the queue, and another takes its place."""
-        had = [(part, tries)] + [
-            self.pending.pop(ref)[1:] for ref in [r for r, (who, *_) in self.pending.items() if who == worker]
+        lost_parts = [(part, tries)] + [
+            self.pending.pop(ref)[1:] for ref in [r for r, (owner, *_) in self.pending.items() if owner == worker]
         ]
         self.workers.pop(worker, None)
         self.deaths += 1
         self.report.lost_workers += 1
         if self.deaths > TRIES * self.wanted + TRIES or (part is None and "creation" in str(error) and not self.workers):
             raise GeniusError(f"workers keep dying: {_reason(error)}") from None
-        for one, before in had:
+        for one, before in lost_parts:
             if one is None:
                 continue
             if before + 1 >= TRIES:

@@ -140,7 +140,7 @@ def _fetch_sources(place: Place, folder: Path) -> Path:
     if not found:
         single = place.object()
         if single is None:
-            raise GeniusError(f"there is nothing at {url}")
+            raise GeniusError(f"nothing is stored at {url}")
     if single is not None:
         found = {target.name: single}
         place.root = str(Path(place.root).parent)
@@ -172,7 +172,7 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
     with WriteLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
         state = Ledger(folder).read()
         if state is None:
-            raise GeniusError(f"{folder} is of an earlier format: genius optimize {folder} brings it up to date")
+            raise GeniusError(f"{folder} has an earlier format: run genius optimize {folder} first")
         there = {name: about for name, about in place.files().items() if not _is_claim(name)}
         before = _ledger_state(place)
         _refuse_another(folder, place, state, before, there)
@@ -224,7 +224,7 @@ def _claim(place: Place, alone: bool) -> Iterator[None]:
         for other in [name for name in place.files() if _is_claim(name) and name != mine]:
             if not alone:
                 who = (place.read(other) or b"somebody").decode(errors="replace").strip()
-                raise GeniusError(f"{place.url}: {who} publishes there, too; if that was killed: genius publish --alone")
+                raise GeniusError(f"{place.url}: {who} is publishing there; if it was killed, use genius publish --alone")
             place.remove(other)
         yield
         done = True
@@ -249,15 +249,15 @@ def _refuse_another(folder: Path, place: Place, state: LedgerState, before: Ledg
     noted = _published(folder)
     if before is None:
         if there and _next(place.url) not in noted:
-            raise GeniusError(f"{place.url} holds something else ({next(iter(there))!r}): choose another place")
+            raise GeniusError(f"{place.url} holds other objects ({next(iter(there))!r}): choose another URL")
         return
     if before.about["id"] != state.about["id"]:
-        raise GeniusError(f"{place.url} holds another index: choose another place")
+        raise GeniusError(f"{place.url} holds another index: choose another URL")
     name = manifest_name(before.head)
     ours = before.head in state.shown and state.files.get(name) == before.files.get(name)
     ours = ours or _mark(before) in (noted.get(place.url), noted.get(_next(place.url)))
     if not ours:
-        raise GeniusError(f"{place.url} holds changes that this copy of the index does not have: somebody else publishes there")
+        raise GeniusError(f"{place.url} holds changes that this index does not have: another process publishes there")
 
 
 def _published(folder: Path) -> dict[str, str]:

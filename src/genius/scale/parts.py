@@ -35,14 +35,23 @@ from genius.index import metadata as meta
 from genius.index.appending import DATA, DataFiles
 from genius.index.cache import hash_id
 from genius.index.commit import table_folder
-from genius.index.ingest import Found, IngestConfig, IngestReport, changed_items, file_mark, file_type, find_files, read_items
+from genius.index.ingest import (
+    IngestConfig,
+    IngestReport,
+    SourceFile,
+    changed_items,
+    file_mark,
+    file_type,
+    find_files,
+    read_items,
+)
 from genius.index.metadata import FieldType, arrow_rows, metadata_schema
 from genius.index.names import FileNames
 from genius.index.paths import STAGING, remove
 from genius.index.prepare import prepare
 from genius.index.reader import database_errors
 from genius.index.store import POSITION_BITS, SEQ_SHIFT
-from genius.index.writing import batched
+from genius.index.writing import item_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +71,7 @@ class Part:
     """What one worker does in one go."""
 
     name: str
-    files: tuple[Found, ...]
+    files: tuple[SourceFile, ...]
     items: int  # about how many, for the time left; 0: unknown
 
     def __str__(self) -> str:
@@ -97,8 +106,8 @@ def cut(
     return parts
 
 
-def _groups(found: Iterator[Found], rows: int) -> Iterator[tuple[list[Found], int]]:
-    single: list[Found] = []
+def _groups(found: Iterator[SourceFile], rows: int) -> Iterator[tuple[list[SourceFile], int]]:
+    single: list[SourceFile] = []
     for file in found:
         if file_type(file.path) == "table":
             if single:
@@ -114,7 +123,7 @@ def _groups(found: Iterator[Found], rows: int) -> Iterator[tuple[list[Found], in
         yield single, len(single)
 
 
-def _row_ranges(file: Found, rows: int) -> Iterator[tuple[list[Found], int]]:
+def _row_ranges(file: SourceFile, rows: int) -> Iterator[tuple[list[SourceFile], int]]:
     try:
         row_ranges = cut_rows(file.path, rows)
     except (GeniusError, OSError):
@@ -124,7 +133,7 @@ def _row_ranges(file: Found, rows: int) -> Iterator[tuple[list[Found], int]]:
         yield [replace(file, rows=row_range)], row_range.count if row_range.count <= rows else 0
 
 
-def _part(files: Sequence[Found], items: int, about: str, config: IngestConfig) -> Part:
+def _part(files: Sequence[SourceFile], items: int, about: str, config: IngestConfig) -> Part:
     digest = hashlib.blake2b(about.encode(), digest_size=12)
     for file in files:
         marks = [_mark(path, config) for path in (file.path, file.caption) if path is not None]
@@ -228,8 +237,8 @@ class Staging:
     def hashes(self, record: Record) -> NDArray[np.uint64]:
         """(rows,) of the ids."""
         with database_errors(f"read {self.folder}"):
-            found: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
-        return found
+            id_hashes: NDArray[np.uint64] = np.load(self.folder / RECORDS / f"{record.name}.npy")
+        return id_hashes
 
     def data_files(self, record: Record) -> DataFiles:
         """A record as the index takes it in."""
@@ -301,7 +310,7 @@ class PartIndexer:
         hashes: list[int] = []
         read = read_items(part.files, self.config, report, _ignore, known)
         items = changed_items(self.index, read, set(), report, _ignore)
-        for batch in batched(items, self.config.batch_size):
+        for batch in item_batches(items, self.config.batch_size):
             ready = prepare(self.index.model, batch, self.thumbnails, "skip")
             report.problems += ready.problems
             fresh, conflicts = meta.new_columns(

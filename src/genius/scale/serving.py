@@ -34,7 +34,7 @@ from genius.serve.settings import ServeConfig
 TRIES = 3  # replicas that are tried before a request is given up
 AGAIN_S = 0.2  # before the next is tried
 
-Answer = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
+HttpResponse = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
 """Status, headers, body."""
 
 
@@ -64,7 +64,7 @@ class Replica:
         if problem is not None:
             raise RuntimeError(problem)
 
-    async def answer(self, scope: Mapping[str, Any], body: bytes) -> Answer:
+    async def answer(self, scope: Mapping[str, Any], body: bytes) -> HttpResponse:
         """What the app answers to a request whose body is all here."""
         status = 500
         headers = []
@@ -133,7 +133,7 @@ def bound(index: Path, settings: ServeConfig, keys: Path | None, environ: Mappin
     from ray import serve
 
     if not 1 <= config.least <= config.most:
-        raise GeniusError(f"replicas must be 1 or more, and not more at least than at most; got {config.least}:{config.most}")
+        raise GeniusError(f"replicas must be at least 1, and the minimum at most the maximum; got {config.least}:{config.most}")
     gpu = config.device not in ("cpu", "auto")
     many: dict[str, Any] = {"num_replicas": config.least}
     if config.most > config.least:
@@ -173,7 +173,7 @@ def replica_counts(text: str) -> tuple[int, int]:
     """ "3" -> 3 and 3; "2:8" -> at least 2, at most 8."""
     least, _, most = text.partition(":")
     if not least.isdigit() or not (most or "1").isdigit():
-        raise GeniusError(f"replicas are a number, or two such as 2:8, got {text!r}")
+        raise GeniusError(f"replicas must be a number or a range such as 2:8, got {text!r}")
     return int(least), int(most or least)
 
 
@@ -206,7 +206,7 @@ def serve_on_ray(
 ) -> None:
     """Deploy; on a cluster of this machine alone, stay until SIGTERM or SIGINT, elsewhere leave it running."""
     if settings.tls_cert:
-        raise GeniusError("Ray's proxy speaks plain HTTP: put TLS before it, at the load balancer")
+        raise GeniusError("Ray's proxy serves HTTP only: terminate TLS at the load balancer")
     settings = dataclasses.replace(settings, read_only=True)
     cpus = config.most + 1 if config.address == LOCAL else None
     with connected(config.address, cpus):

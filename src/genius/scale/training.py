@@ -41,8 +41,10 @@ def run_on_ray(
     workers: int,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Call `loop` in every process of a group that is formed anew, from the start, when one of them is lost; what `tell` was
-    called with there. `folder`: for Ray's own notes, which are removed."""
+    """Call `loop` in every process of a group. If a process is lost, the group is formed again and `loop` starts again.
+
+    Returns what `report_outcome` was called with. `folder` is for Ray's own files, which are removed.
+    """
     notes = folder / "ray"
     arguments = {**arguments, "outcome": notes / "outcome.json"}
     try:
@@ -53,7 +55,7 @@ def run_on_ray(
             gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
             scaling = ScalingConfig(num_workers=workers or gpus or 2, use_gpu=gpus > 0)
             for failures in range(FAILURES + 1):
-                how = RunConfig(
+                run_config = RunConfig(
                     name=uuid.uuid4().hex,  # of a run of the same name, Ray would resume its own notes, not our checkpoint
                     storage_path=str(notes),
                     failure_config=FailureConfig(max_failures=FAILURES),
@@ -61,15 +63,15 @@ def run_on_ray(
                 group = TorchConfig(backend=None if gpus else "gloo")
                 try:
                     TorchTrainer(
-                        loop, train_loop_config=arguments, scaling_config=scaling, torch_config=group, run_config=how
+                        loop, train_loop_config=arguments, scaling_config=scaling, torch_config=group, run_config=run_config
                     ).fit()
                     break
                 except Exception as error:
                     if type(error).__module__.partition(".")[0] != "ray":
                         raise
                     # Ray itself does not begin again when a worker dies while the group is being formed
-                    early = isinstance(getattr(error, "controller_failure", None), ray.exceptions.RayActorError)
-                    if not early or failures == FAILURES:
+                    before_start = isinstance(getattr(error, "controller_failure", None), ray.exceptions.RayActorError)
+                    if not before_start or failures == FAILURES:
                         raise GeniusError(f"training on Ray failed: {_reason(error)}") from None
             outcome: dict[str, Any] = read_json(arguments["outcome"])
             return outcome
@@ -80,10 +82,10 @@ def run_on_ray(
 def _train(arguments: dict[str, Any]) -> None:
     """One process of the group."""
     trained = train_here(arguments["config"], quiet=arguments["quiet"] or rank() != 0)
-    tell(arguments, {"fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
+    report_outcome(arguments, {"fingerprint": trained.model.fingerprint(), "metrics": trained.metrics})
 
 
-def tell(arguments: dict[str, Any], outcome: dict[str, Any]) -> None:
+def report_outcome(arguments: dict[str, Any], outcome: dict[str, Any]) -> None:
     """In a process of the group: what came of it. (Ray keeps reports only together with checkpoints of its own.)"""
     if rank() == 0:
         write_whole(arguments["outcome"], lambda path: path.write_text(json.dumps(outcome)))

@@ -3,7 +3,8 @@
 The rule: a beam search where one is wanted (`plan="beam"`, `rerank=0` or `reranker="none"`) or where there is nothing else to
 compare; otherwise the cheaper one of `Flat` (all vectors) and `Scan` (product codes). The re-ranker is called once, after any
 plan. Where the target modality of a query is unknown, log p(modality) is added to every score but a beam search's own, which
-contains it. Where a bank of queries is known, the bias of each item is taken off (`genius.search.item_bias`).
+contains it. Where a bank of queries is known, the bias of each item is taken off (`genius.search.item_bias`); in a beam search
+it is a prior of the items whose IDs were generated.
 
 Knows arrays, and one collection that does not change; what is alive, and when it pays to start anew, the index decides.
 """
@@ -33,6 +34,7 @@ from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
 MODALITIES = 3
+BIAS_IN_LOG_P = 15.0  # what a bias of 1 takes off a log-probability; chosen on validation queries (`lab.item_bias`)
 BACKGROUND = 256  # random items of a modality with which a query is compared, to see how similar it is to anything
 
 if TYPE_CHECKING:  # these import torch
@@ -262,6 +264,9 @@ class SearchEngine:
             prior = batch.prior(found.rows, self.collection.modality)
             if prior is not None:
                 scores = scores + prior
+        elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
+            bias = batch.item_bias.take(batch.modality, found.rows)
+            scores = scores - np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias
         if np.isnan(np.where(found.rows < 0, 0, scores)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
         rows, values = rerank.top_k(found.rows, scores, k)

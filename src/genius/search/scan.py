@@ -326,7 +326,7 @@ def _checked_rows(rows: NDArray[Any], total: int) -> Ints:
     if rows.ndim != 1 or rows.dtype != np.int64:
         raise GeniusError("rows must be whole numbers")
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= total or len(np.unique(rows)) < len(rows)):
-        raise GeniusError("a row is outside of the collection, or there twice")
+        raise GeniusError("a row is out of range, or occurs twice")
     return rows
 
 

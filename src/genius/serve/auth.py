@@ -44,7 +44,7 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     """One key, by its digest."""
 
     digest: bytes
@@ -53,7 +53,7 @@ class Key:
     expires: datetime | None = None
 
     @classmethod
-    def make(cls, role: str, key: str, where: str, name: str | None = None, expires: str | None = None) -> Key:
+    def make(cls, role: str, key: str, where: str, name: str | None = None, expires: str | None = None) -> ApiKey:
         """A key from its text form.
 
         Args:
@@ -93,7 +93,7 @@ class Key:
 class Keys:
     """The configured keys."""
 
-    entries: tuple[Key, ...] = ()
+    entries: tuple[ApiKey, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.entries)  # expired ones count: a server whose keys have all expired is closed, not open
@@ -101,23 +101,23 @@ class Keys:
     @classmethod
     def parse(cls, pairs: Sequence[tuple[str, str]], where: str) -> Keys:
         """Keys from (role, key) pairs."""
-        return cls(tuple(Key.make(role, key, where) for role, key in pairs))
+        return cls(tuple(ApiKey.make(role, key, where) for role, key in pairs))
 
     @classmethod
     def load(cls, file: Path | None = None, environ: Mapping[str, str] | None = None) -> Keys:
         """Keys of the file and of the environment together."""
         if environ is None:
             environ = os.environ
-        entries: list[Key] = []
+        entries: list[ApiKey] = []
         if file is not None:
             entries += _read_key_file(file)
         for part in re.split(r"[,\s]+", environ.get(ENVIRONMENT, "")):
             if part:
                 role, _, key = part.partition(":")
-                entries.append(Key.make(role, key, ENVIRONMENT))
+                entries.append(ApiKey.make(role, key, ENVIRONMENT))
         return cls(tuple(entries))
 
-    def find(self, presented: str | None) -> Key | None:
+    def find(self, presented: str | None) -> ApiKey | None:
         """The presented key, with its strongest role if it is listed twice. All keys are compared, in constant time."""
         if presented is None:
             return None
@@ -176,7 +176,7 @@ class KeyRing:
         return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _read_key_file(file: Path) -> list[Key]:
+def _read_key_file(file: Path) -> list[ApiKey]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -190,7 +190,7 @@ def _read_key_file(file: Path) -> list[Key]:
         options = dict(word.partition("=")[::2] for word in words[2:])
         if len(words) < 2 or set(options) - {"name", "expires"} or len(options) != len(words) - 2:
             raise GeniusError(f"{where}: {LINE_FORMAT}")
-        keys.append(Key.make(words[0], words[1], where, options.get("name"), options.get("expires")))
+        keys.append(ApiKey.make(words[0], words[1], where, options.get("name"), options.get("expires")))
     if not keys:
         raise GeniusError(f"the key file {file} holds no key")
     return keys

@@ -39,7 +39,7 @@ from genius.serve.schemas import (
     MapResponse,
     PlacedOut,
     SearchResult,
-    Target,
+    TargetName,
 )
 from genius.types import ImageInput, Item, Modality, Query
 
@@ -472,7 +472,7 @@ class Backend:
         }
 
     def _placed(self, placed: Placed) -> PlacedOut:
-        label: Target = placed.modality.label  # type: ignore[assignment]
+        label: TargetName = placed.modality.label  # type: ignore[assignment]
         return PlacedOut(
             id=placed.id,
             modality=label,

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genius.errors import PictureError
 from genius.pictures import DECODING, NAMES, TooManyPixels, decoded, decoding_cost, opened
 from genius.serve.auth import owner_of
-from genius.serve.errors import ApiError, describe, error_response
+from genius.serve.errors import ApiError, error_response, first_problem
 from genius.serve.schemas import ItemBody, ItemIn, ItemsRequest, SearchBatch, SearchBody
 from genius.serve.settings import ServeConfig
 
@@ -237,7 +237,7 @@ def _is_json(content_type: str) -> bool:
     return content_type == "application/json" or (content_type.startswith("application/") and content_type.endswith("+json"))
 
 
-async def read_json(request: Request, model: type[M]) -> M:
+async def read_json_body(request: Request, model: type[M]) -> M:
     """The JSON body as `model`, parsed and validated in one pass: no NaN, no lone surrogates, no deep nesting."""
     if not _is_json(media_type(request)):
         raise ApiError(415, "send application/json")
@@ -248,7 +248,7 @@ async def read_json(request: Request, model: type[M]) -> M:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         if problem["type"] == "json_invalid":
             raise ApiError(400, f"the body is not valid JSON: {problem['msg'].removeprefix('Invalid JSON: ')}") from None
-        raise ApiError(422, describe(error)) from None
+        raise ApiError(422, first_problem(error)) from None
 
 
 async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
@@ -285,7 +285,7 @@ async def _read(
     """One JSON object or one form as a model, and the bytes of its image."""
     content_type = media_type(request)
     if _is_json(content_type):
-        body = await read_json(request, model)
+        body = await read_json_body(request, model)
         return body, decode_base64(body.image, config)
     if content_type != "multipart/form-data":
         raise ApiError(415, "send application/json or multipart/form-data")
@@ -297,7 +297,7 @@ async def _read(
     try:
         return from_form(fields), image
     except ValidationError as error:
-        raise ApiError(422, describe(error)) from None
+        raise ApiError(422, first_problem(error)) from None
 
 
 async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody, bytes | None]:
@@ -310,7 +310,7 @@ async def read_search(request: Request, config: ServeConfig) -> tuple[SearchBody
 
 async def read_batch(request: Request, config: ServeConfig) -> list[SearchBody]:
     """The queries of a batch."""
-    queries = (await read_json(request, SearchBatch)).queries
+    queries = (await read_json_body(request, SearchBatch)).queries
     if len(queries) > config.max_queries:
         raise ApiError(413, f"queries: at most {config.max_queries} in one request")
     for number, query in enumerate(queries):
@@ -329,11 +329,11 @@ def _item_values(fields: dict[str, str]) -> dict[str, Any]:
         raise ApiError(422, "metadata: not valid JSON") from None
 
 
-async def read_items(request: Request, config: ServeConfig) -> list[tuple[ItemIn, bytes | None]]:
+async def read_item_bodies(request: Request, config: ServeConfig) -> list[tuple[ItemIn, bytes | None]]:
     """The items of a POST: many as JSON, or one as multipart."""
     if not _is_json(media_type(request)):
         return [await _read(request, config, ItemIn, lambda fields: ItemIn.model_validate(_item_values(fields)))]
-    body = await read_json(request, ItemsRequest)
+    body = await read_json_body(request, ItemsRequest)
     if len(body.items) > config.max_items:
         raise ApiError(413, f"items: at most {config.max_items} in one request")
     return [(item, decode_base64(item.image, config)) for item in body.items]

@@ -40,7 +40,7 @@ from genius.serve.schemas import (
     SearchBatchResponse,
     SearchResponse,
     SearchResult,
-    Target,
+    TargetName,
 )
 from genius.types import ContentInput, ImageInput, Item, coerce_content
 
@@ -119,7 +119,7 @@ class GeniusClient:
         like: str | None = None,
         instruction: str | None = None,
         target: AnyTarget | None = None,
-        modality: Target | None = None,
+        modality: TargetName | None = None,
         k: int = 10,
         where: str | None = None,
         min_score: float | None = None,
@@ -169,11 +169,11 @@ class GeniusClient:
             ServerError: The server's one line, with its status.
         """
         query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        wanted = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
+        options = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
         order = {"order_by": order_by, "descending": descending or None}
-        own = {"vector": vector, "mode": mode, "words_weight": words_weight}
+        vector_options = {"vector": vector, "mode": mode, "words_weight": words_weight}
         learned = {"item_bias": item_bias, "min_probability": min_probability}
-        body = _query_body(image, minus, minus_like=minus_like, **query, **wanted, **order, **own, **learned)
+        body = _query_body(image, minus, minus_like=minus_like, **query, **options, **order, **vector_options, **learned)
         return self._call(SearchResponse, "POST", f"{self._base}/search", body)
 
     def search_many(self, queries: Sequence[str | Mapping[str, Any]], **options: Any) -> list[SearchResult]:
@@ -205,7 +205,7 @@ class GeniusClient:
         like: str | None = None,
         instruction: str | None = None,
         target: AnyTarget | None = None,
-        modality: Target | None = None,
+        modality: TargetName | None = None,
         k: int = 3,
         where: str | None = None,
         minus: ContentInput | None = None,

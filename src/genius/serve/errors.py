@@ -90,7 +90,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse, "description": MEANINGS[status]} for status in statuses}
 
 
-def describe(error: ValidationError | RequestValidationError) -> str:
+def first_problem(error: ValidationError | RequestValidationError) -> str:
     """The first problem of a validation error as one line: where, what, and how many more."""
     problems: list[Any] = list(error.errors())
     if not problems:
@@ -120,7 +120,7 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError | ValidationError)
-        return respond(request, 422, describe(error))
+        return respond(request, 422, first_problem(error))
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -83,15 +83,30 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
+class PlainFormatter(logging.Formatter):
+    """The same as one line for a person who watches a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={json.dumps(str(value))[1:-1]}" for name, value in getattr(record, "fields", {}).items())
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()} {fields}".rstrip()
+        if record.levelno >= logging.WARNING:
+            line = f"{line} ({record.levelname.lower()})"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        return line
+
+
 def configure(level: str, audit: str = "") -> None:
-    """JSON lines for our logger and for uvicorn's. Only the command line calls this: a library leaves logging alone.
+    """JSON lines for our logger and for uvicorn's; in a terminal, plain ones.
+
+    Only the command line calls this: a library leaves logging alone.
 
     Args:
         level: debug, info, warning or error.
         audit: File that gets a copy of every line about a change. It is opened again when it was moved away.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(PlainFormatter() if sys.stderr.isatty() else JsonFormatter())
     handler.setLevel(level.upper())
     for name in ("genius.serve", "uvicorn"):
         target = logging.getLogger(name)

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from genius.index.target import default_target
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
 from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
-from genius.serve.bodies import read_batch, read_item, read_items, read_search
+from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
 from genius.serve.errors import ApiError, documented
 from genius.serve.logs import CONTENT_TYPE
 from genius.serve.schemas import (
@@ -228,8 +228,8 @@ async def explain(request: Request) -> Response:
     call = allowed(request, "read")
     call.service.check_open()
     body, image = await read_search(request, call.service.config)
-    found = await unless_gone(request, call.service.explain(call.backend, body, image, call.caller))
-    return answer(ExplainResponse(**found))
+    explanation = await unless_gone(request, call.service.explain(call.backend, body, image, call.caller))
+    return answer(ExplainResponse(**explanation))
 
 
 # -- items -----------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ async def add(request: Request) -> Response:
     call = allowed(request, "write")
     call.service.check_open()
     changing(request, "add", [])
-    bodies = await read_items(request, call.service.config)
+    bodies = await read_item_bodies(request, call.service.config)
     changing(request, "add", [body.id for body, _ in bodies])
     await call.service.check_images([image for _, image in bodies], call.caller)
     items = [_item(body, body.id, image) for body, image in bodies]
@@ -458,8 +458,8 @@ async def codes(
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and items below the prefix. 404 if there are none."""
     call = allowed(request, "read")
-    wanted = parse_prefix(prefix, call.backend.index.about.levels)
-    return answer(await call.read(lambda: call.backend.browse(wanted, children)))
+    codes_of_prefix = parse_prefix(prefix, call.backend.index.about.levels)
+    return answer(await call.read(lambda: call.backend.browse(codes_of_prefix, children)))
 
 
 @collection_router.get(
@@ -521,11 +521,11 @@ async def info(request: Request) -> Response:
 async def collections(request: Request) -> Response:
     """Names and sizes of the collections; routes below `/v1/collections/{name}` are those of each."""
     call = allowed(request, "read")
-    found = []
+    summaries = []
     for name, backend in call.service.backends.items():
         count = await call.read(backend.index.count)
-        found.append(CollectionOut(name=name, items=count, default=backend is call.service.backend))
-    return answer(CollectionsResponse(collections=found))
+        summaries.append(CollectionOut(name=name, items=count, default=backend is call.service.backend))
+    return answer(CollectionsResponse(collections=summaries))
 
 
 @system_router.get("/healthz", response_model=Health, summary="Is the process alive?")

@@ -148,14 +148,14 @@ def bind(config: ServeConfig) -> socket.socket:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = OPEN_FILES
+        open_files = OPEN_FILES
         if hard != resource.RLIM_INFINITY:
-            wanted = min(OPEN_FILES, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            open_files = min(OPEN_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < open_files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, socket_type, protocol, _, place = found[0]
+        addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, socket_type, protocol, _, place = addresses[0]
         listener = socket.socket(family, socket_type, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from genius.pictures import NAMES
 from genius.search.params import WORDS_WEIGHT
 
-Target = Literal["image", "text", "pair"]
+TargetName = Literal["image", "text", "pair"]
 AnyTarget = Literal["image", "text", "pair", "any"]
 EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 Mode = Literal["similarity", "words", "hybrid"]
@@ -82,7 +82,7 @@ class SearchBody(Strict):
         description="image: anything with an image; text: anything with a text; pair: both; any. Default: images, or texts if "
         "the collection has no images; with an instruction, any.",
     )
-    modality: Target | None = Field(None, description="Exactly this modality, in place of `target`.")
+    modality: TargetName | None = Field(None, description="Exactly this modality, in place of `target`.")
     k: int = Field(10, ge=1, le=HARD_MAX_K, description="Number of results.")
     where: str | None = Field(None, max_length=2000, description="SQL filter over metadata: `price < 50 AND colour = 'red'`.")
     min_score: float | None = Field(None, description="Drop results with a lower score.")
@@ -121,7 +121,7 @@ class SearchBody(Strict):
         if self.vector is not None and (content or negative):
             raise ValueError("send either a vector, or a text and an image")
         if self.mode == "words" and not (self.text or "").strip():
-            raise ValueError("a search by words needs a text")
+            raise ValueError("mode 'words' needs a query text")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
         if self.minus_image is not None and self.minus_like is not None:
@@ -145,7 +145,7 @@ class ItemBody(Strict):
     vector: list[float] | None = Field(
         None, min_length=1, max_length=MAX_WIDTH, description="A vector of your own in place of the encoder's."
     )
-    modality: Target | None = Field(None, description="Of an item that is only a vector; text if absent.")
+    modality: TargetName | None = Field(None, description="Of an item that is only a vector; text if absent.")
     metadata: dict[str, Scalar] = Field(
         default_factory=dict, max_length=64, description="Flat fields for `where` and for display."
     )
@@ -221,7 +221,7 @@ class ListedItem(BaseModel):
     """An item of a listing. `image_url` and `thumbnail_url` are paths on this server, or null."""
 
     id: str
-    modality: Target
+    modality: TargetName
     text: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     image_url: str | None = None
@@ -252,7 +252,7 @@ class PlacedOut(BaseModel):
     """An item on the map; both coordinates are from 0 to 1."""
 
     id: str
-    modality: Target
+    modality: TargetName
     title: str
     codes: list[int]
     thumbnail_url: str | None = None
@@ -337,7 +337,7 @@ class ExplainedStep(BaseModel):
 class ExplainedTrace(BaseModel):
     """How a beam search generates IDs for one target modality."""
 
-    target: Target | None
+    target: TargetName | None
     steps: list[ExplainedStep]
     tree: list[ExplainedNode] = Field(description="The same codes as a tree.")
 
@@ -349,7 +349,7 @@ class ExplainedAnswer(BaseModel):
     score: float
     probability: float | None
     codes: list[int]
-    modality: Target
+    modality: TargetName
     text: str | None
     metadata: dict[str, Any]
     thumbnail_url: str | None
@@ -424,7 +424,9 @@ class InfoResponse(BaseModel):
     level_sizes: list[int]
     fields: dict[str, str] = Field(description="Metadata fields that `where` may name, with their types.")
     words: list[str] = Field(default_factory=list, description="Fields that modes words and hybrid search; empty: neither works.")
-    default_target: Target | None = Field(None, description="What a search without a target looks for; null: nothing is here.")
+    default_target: TargetName | None = Field(
+        None, description="What a search without a target looks for; null: nothing is here."
+    )
     needs_key: bool = Field(description="Whether keys are configured.")
     scopes: list[Literal["read", "write"]] = Field(description="What your key may do.")
     key: str | None = Field(None, description="The name of your key.")

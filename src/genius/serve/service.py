@@ -35,14 +35,14 @@ COLLECTION_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class ExclusiveJob:
     """Work that shares its pass with nothing: decoding an image, explaining, reading or changing the index."""
 
     work: Callable[[], Any]
     lane: str = ""
 
     @property
-    def group(self) -> Task:
+    def group(self) -> ExclusiveJob:
         return self
 
 
@@ -72,7 +72,7 @@ class Service:
             self.backends[name] = Backend(index, config.query_side, name, base)
         if not self.backends:
             raise GeniusError("a service needs at least one collection")
-        self.batcher: Batcher[Job | Task, Any] = Batcher(
+        self.batcher: Batcher[Job | ExclusiveJob, Any] = Batcher(
             _run,
             max_batch=config.max_batch,
             queue_size=config.queue_size,
@@ -137,7 +137,7 @@ class Service:
         with self._explaining_failures():
             async with asyncio.timeout(self.config.timeout_s) as limit:
                 job = await self._job(backend, body, image, caller.owner)
-                task = Task(lambda: backend.explain(job), "explain")
+                task = ExclusiveJob(lambda: backend.explain(job), "explain")
                 future = self.batcher.submit(task, _left(limit), caller.owner)
                 return cast(dict[str, Any], (await asyncio.wrap_future(future))[0])
 
@@ -145,7 +145,7 @@ class Service:
         """Run other work that takes processor time, queued with the searches in a lane of its own."""
         with self._explaining_failures():
             async with asyncio.timeout(self.config.timeout_s) as limit:
-                future = self.batcher.submit(Task(work, lane), _left(limit), caller.owner)
+                future = self.batcher.submit(ExclusiveJob(work, lane), _left(limit), caller.owner)
                 return cast(T, (await asyncio.wrap_future(future))[0])
 
     async def _job(self, backend: Backend, body: SearchBody, image: bytes | None, owner: str) -> Job:
@@ -155,23 +155,23 @@ class Service:
         negative = None
         if any(part is not None for part in negative_content):
             negative = Query(*negative_content)
-        wanted = Target.parse(body.target, body.modality)
+        target = Target.parse(body.target, body.modality)
         request = SearchRequest(
             k=body.k,
             where=(body.where or "").strip() or None,
             min_score=body.min_score,
             beams=body.beams,
             rerank=body.rerank,
-            strict=wanted.strict,
+            strict=target.strict,
             diverse=body.diverse,
             mode=body.mode,
             words_weight=body.words_weight,
-            any_modality=wanted.any_modality,
+            any_modality=target.any_modality,
             item_bias=body.item_bias,
             min_probability=body.min_probability,
         )
         backend.check_query(body.vector, body.mode)
-        query = Query(text, picture, body.instruction, wanted.modality, negative, body.vector)
+        query = Query(text, picture, body.instruction, target.modality, negative, body.vector)
         return Job(query, request, backend, body.like, body.order_by, body.descending)
 
     async def _content(
@@ -187,7 +187,7 @@ class Service:
         return await self._decode("like", lambda: backend.like(like, words), owner)
 
     async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:
-        future = self.decoding.submit(Task(work, lane), self.config.timeout_s, owner)
+        future = self.decoding.submit(ExclusiveJob(work, lane), self.config.timeout_s, owner)
         return cast(T, (await asyncio.wrap_future(future))[0])
 
     # -- reads and writes --------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Service:
         """Run something that reads, in a thread, within the time limit. `lane`: slower reads have one of their own."""
         with self._explaining_failures():
             async with asyncio.timeout(self.config.timeout_s):
-                future = self.reading.submit(Task(work, lane), self.config.timeout_s, caller.owner)
+                future = self.reading.submit(ExclusiveJob(work, lane), self.config.timeout_s, caller.owner)
                 return cast(T, (await asyncio.wrap_future(future))[0])
 
     async def check_images(self, images: Sequence[bytes | None], caller: Caller) -> None:
@@ -212,7 +212,7 @@ class Service:
             raise ApiError(403, "this server is read-only")
         with self._explaining_failures():
             try:
-                future = self.writing.submit(Task(work), float("inf"), caller.owner)
+                future = self.writing.submit(ExclusiveJob(work), float("inf"), caller.owner)
                 done, _ = await asyncio.wait_for(asyncio.wrap_future(future), self.config.write_timeout_s)
             except QueueFull:
                 raise self._refuse("writes", "too many writes are waiting", 2) from None
@@ -220,7 +220,7 @@ class Service:
                 if future.cancel() or future.cancelled():
                     raise self._refuse("writes", "the write waited too long for its turn; nothing was written", 5) from None
                 limit = f"{self.config.write_timeout_s:g} s"
-                raise ApiError(504, f"not written within {limit}; it may still be: ask for the item") from None
+                raise ApiError(504, f"not written within {limit}; it may still complete: read the item to find out") from None
         self.metrics.writes.labels(operation).inc(items)
         return cast(T, done)
 
@@ -315,22 +315,22 @@ def _naming(number: int) -> Iterator[None]:
         raise GeniusError(f"queries.{number}: {error}") from None
 
 
-def _run(jobs: Sequence[Job | Task]) -> Sequence[Any]:
+def _run(jobs: Sequence[Job | ExclusiveJob]) -> Sequence[Any]:
     """One pass: searches of one group, or a single task."""
     first = jobs[0]
-    if isinstance(first, Task):
+    if isinstance(first, ExclusiveJob):
         return [_attempt(first)]
     return first.backend.run(cast(Sequence[Job], jobs))
 
 
-def _attempt(task: Task) -> Any:
+def _attempt(task: ExclusiveJob) -> Any:
     try:
         return task.work()
     except Exception as error:
         return error
 
 
-def _task_queue(name: str, queue_size: int, workers: int) -> Batcher[Task, Any]:
+def _task_queue(name: str, queue_size: int, workers: int) -> Batcher[ExclusiveJob, Any]:
     return Batcher(
         lambda tasks: [_attempt(task) for task in tasks],
         max_batch=1,

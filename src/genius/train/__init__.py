@@ -26,7 +26,7 @@ from genius.train.calibration import calibrate
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
-from genius.train.handover import assemble, freeze, query_bank, save_model, through_heads
+from genius.train.handover import assemble, freeze, sampled_query_bank, save_model, through_heads
 from genius.train.journal import Journal
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
 from genius.train.prepare import CONFIG, TRAINING, check_data, claim, count_steps, hold_out, refuse_another_run, settle_sizes
@@ -132,7 +132,7 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
         third, lambda: run_stage(third, config.generator, runtime, folder / "generator"), runtime, folder
     )
     model = assemble(config, second, third)
-    model.queries = query_bank(second, parts, config.seed)
+    model.queries = sampled_query_bank(second, parts, config.seed)
     weights, metrics["confidence"] = calibrate(model, parts.validation)
     runtime.journal.write("confidence", 0, metrics["confidence"])
     model.config = dataclasses.replace(model.config, confidence=weights)

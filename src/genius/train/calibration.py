@@ -120,14 +120,14 @@ def result_lists(
     """
     most_positives = max(map(len, queries.positives))
     depth = min(DEPTH + most_positives, len(rows))
-    found = engine.search(queries.z, k=depth, params=params, dense=queries.dense, modality=queries.modality)
-    modalities = modality[found.rows]
+    result_modalities = engine.search(queries.z, k=depth, params=params, dense=queries.dense, modality=queries.modality)
+    modalities = modality[result_modalities.rows]
     positives = [set(own) for own in queries.positives]
-    hits = rows[found.rows].tolist()
+    hits = rows[result_modalities.rows].tolist()
     positive = np.array([[row in own for row in line] for line, own in zip(hits, positives, strict=True)])
-    bias = np.zeros(found.rows.shape, np.float32)
+    bias = np.zeros(result_modalities.rows.shape, np.float32)
     if engine.item_bias is not None and params.item_bias:
-        bias = engine.item_bias.take(queries.modality, found.rows)
+        bias = engine.item_bias.take(queries.modality, result_modalities.rows)
     negatives_first = np.argsort(positive, axis=1, kind="stable")[:, :DEPTH]
 
     def negative(values: NDArray[Any]) -> Tensor:
@@ -135,10 +135,10 @@ def result_lists(
 
     return ResultLists(
         has_image=torch.from_numpy(queries.has_image),
-        scores=torch.from_numpy(found.scores[:, :DEPTH]),
+        scores=torch.from_numpy(result_modalities.scores[:, :DEPTH]),
         modalities=torch.from_numpy(modalities[:, :DEPTH]),
         positive=torch.from_numpy(positive[:, :DEPTH]),
-        negative_scores=negative(found.scores),
+        negative_scores=negative(result_modalities.scores),
         negative_modalities=negative(modalities),
         first_bias=torch.from_numpy(bias[:, 0]),
         negative_first_bias=negative(bias)[:, 0],

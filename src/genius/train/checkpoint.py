@@ -70,10 +70,10 @@ def _cpu(state: Any) -> Any:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    found = sorted(folder.glob(f"{PREFIX}*"))
-    if not found:
+    checkpoints = sorted(folder.glob(f"{PREFIX}*"))
+    if not checkpoints:
         return None
-    return found[-1]
+    return checkpoints[-1]
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:

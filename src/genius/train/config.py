@@ -219,11 +219,11 @@ class GeneratorStageConfig(StageConfig):
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # what the decoder reads. items: items and invented items, moved by the offsets of held-out queries (ours). queries:
+    # what the decoder reads. items: items and synthetic items, moved by the offsets of held-out queries (ours). queries:
     # training queries as they are. The others mix these with their positives (4.3.2). linear: Eq. 11 as printed; scalar:
     # the same at unit length, as queries have; sqrt-per-dimension: published
     inputs: Literal["items", "queries", "linear", "scalar", "sqrt-per-dimension"] = "items"
-    virtual: float = 1.0  # items: share of the inputs that start from an invented item
+    virtual: float = 1.0  # items: share of the inputs that start from a synthetic item
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def current_names(values: dict[str, Any]) -> dict[str, Any]:
 def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = _locate(source)
     if str(path) in seen:
-        raise GeniusError(f"{source}: its bases go in a circle")
+        raise GeniusError(f"{source}: its base configs form a cycle")
     values = read_values(path)
     if not isinstance(values, dict):
         raise GeniusError(f"{source}: expected a table of fields")
@@ -390,9 +390,9 @@ def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """`values` over those of a base. Fields of the base that they leave without effect are dropped: a config is refused
     only if it names both a field and what makes it meaningless."""
     for stage in STAGES:
-        own = values.get(stage)
+        stage_values = values.get(stage)
         under = below.get(stage)
-        if isinstance(own, dict) and isinstance(under, dict) and "steps" in own:
+        if isinstance(stage_values, dict) and isinstance(under, dict) and "steps" in stage_values:
             under.pop("epochs", None)  # the length of a stage is given by one of them, and the last one counts
     merged = merge(below, values)
     for rule in RULES:

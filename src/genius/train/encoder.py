@@ -60,10 +60,10 @@ class HeadsStage(PairStage):
 
     @torch.no_grad()
     def embed(self, features: Features, chunk: int = 8192) -> Tensor:
-        was = self.heads.training
+        was_training = self.heads.training
         self.heads.eval()
         parts = [score_fusion(self.heads(features[i : i + chunk])) for i in range(0, len(features), chunk)]
-        self.heads.train(was)
+        self.heads.train(was_training)
         return torch.cat(parts)
 
     def _embed(self, towers: Features) -> Tensor:

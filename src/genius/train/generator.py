@@ -2,12 +2,12 @@
 
 The decoder reads shifted items, or, as in the paper, augmented training queries (4.3.2). A query stands at some distance
 from its positive. Training queries do not show that distance: earlier stages have pulled them to their positives.
-So by default no training query is used. An input is an item, or an invented one, moved by the offset of a *held-out*
+So by default no training query is used. An input is an item, or a synthetic one, moved by the offset of a *held-out*
 query whose positive lies nearby, scaled at random, and moved by the same length in a random direction; its target is the
 item's ID. The random direction regularises: there are few held-out offsets, they span a small subspace, and a decoder
 soon learns to undo them. Without any query, offsets are random directions.
 
-Most inputs are invented items with invented IDs (the first codes of an item, then codes drawn uniformly), so that IDs
+Most inputs are synthetic items with synthetic IDs (the first codes of an item, then codes drawn uniformly), so that IDs
 which no item has yet can be generated too. Uniform codes also keep the decoder from learning how frequent a code is:
 log p then says how well an ID fits the query and nothing else. Knows nothing of encoders; the quantizer is frozen.
 """
@@ -35,7 +35,7 @@ from genius.train.losses import code_losses
 from genius.train.metrics import dense_hits, generator_hits, positive_mask
 from genius.train.pairs import Draws, Order, Points, Positives, share
 
-KEPT_CODES = 2  # codes that an invented ID takes from an item: the modality and the first one
+KEPT_CODES = 2  # codes that a synthetic ID takes from an item: the modality and the first one
 MOST_ITEMS = 500_000  # drawn from a larger pool
 NEARBY = 8  # held-out positives around an item whose offsets it is moved by
 DEFAULT_DISTANCE = 0.8  # between queries and positives where nothing is held out
@@ -96,10 +96,10 @@ class Directions:
         second = near.gather(1, _pick(known.clamp(min=1), random)[:, None])[:, 0].clamp(min=0)
         part = torch.rand(len(rows), 1, generator=random, device=rows.device)
         part = torch.where((tasks[first] == tasks[second])[:, None], part, torch.zeros_like(part))
-        one = vectors[first]
+        first_vectors = vectors[first]
         other = vectors[second]
-        length = torch.lerp(one.norm(dim=1, keepdim=True), other.norm(dim=1, keepdim=True), part)
-        between = length * F.normalize(torch.lerp(one, other, part), dim=1)
+        length = torch.lerp(first_vectors.norm(dim=1, keepdim=True), other.norm(dim=1, keepdim=True), part)
+        between = length * F.normalize(torch.lerp(first_vectors, other, part), dim=1)
         return torch.where((known > 0)[:, None], between, any_direction)  # no query wants this modality: any direction
 
 
@@ -125,7 +125,7 @@ class ShiftedItems:
         codes: Tensor,  # (N, M)
         offsets: Offsets | None,
         quantizer: ResidualQuantizer,
-        virtual: float,  # share of the inputs that start from no item but from an invented one
+        virtual: float,  # share of the inputs that start from no item but from a synthetic one
         seed: int,
     ) -> None:
         device = codes.device
@@ -150,9 +150,9 @@ class ShiftedItems:
         """
         held = torch.tensor([float(len(rows) > 0) for rows in self.rows])
         unit = 1 << max((batch // 16).bit_length() - 1, 0)  # so that several processes can have the same part of each
-        each = (held / held.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
-        each[int(held.argmax())] += batch - int(each.sum())
-        return [int(n) for n in each]
+        counts = (held / held.sum() * batch / unit).round().long().clamp(min=1) * unit * (held > 0)
+        counts[int(held.argmax())] += batch - int(counts.sum())
+        return [int(n) for n in counts]
 
     def draw(self, batch: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor, ByModality]:
         """Inputs (B, D), their IDs (B, M), and the rows of each modality: this process's part of a batch."""
@@ -179,7 +179,7 @@ class ShiftedItems:
         candidates = self.rows[modality]
         rows = candidates[_pick(torch.full((count,), len(candidates), device=device), random)]
         offsets = self.directions.draw(rows, random)
-        z, ids = self._invented(self.codes[rows], random)
+        z, ids = self._synthetic_items(self.codes[rows], random)
         virtual = torch.rand(count, 1, generator=random, device=device) < self.virtual
         z = torch.where(virtual, z, self.z[rows])
         ids = torch.where(virtual, ids, self.codes[rows])
@@ -188,8 +188,8 @@ class ShiftedItems:
         moved = scale * (offsets + self.noise * offsets.norm(dim=1, keepdim=True) * direction)
         return F.normalize(z + moved, dim=1), ids
 
-    def _invented(self, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Invented items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn uniformly."""
+    def _synthetic_items(self, codes: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Synthetic items (n, D) and their IDs (n, M): the first codes of an item, later ones drawn uniformly."""
         ids = codes.clone()
         for level in range(KEPT_CODES, codes.shape[1]):
             size = self.quantizer.config.level_sizes[level]
@@ -375,6 +375,7 @@ class GeneratorStage(Stage):
         for level in range(len(nats)):
             out[f"code{level}_nats"] = nats[level].item()
             out[f"code{level}_right"] = accuracy[level].item()
+        out["held_out_queries"] = float(len(held.queries))
         out.update(dense_hits(held.queries, held.pool, held.data))
         out.update(generator_hits(self.generator, self.quantizer, held.codes, held.pool, held.queries, held.data, self.beams))
         return out

@@ -17,7 +17,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.bias_choice import Judged, choose
+from genius.model.bias_choice import JudgedQueries, choose
 from genius.model.config import GeniusConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
@@ -25,7 +25,7 @@ from genius.train.config import TrainConfig
 from genius.train.generator import Frozen, GeneratorStage, ValidationSet, query_offsets
 from genius.train.holdout import Split
 from genius.train.losses import send
-from genius.train.pairs import Embedded
+from genius.train.pairs import EmbeddedRows
 from genius.train.quantizer import QuantizerStage
 from genius.train.sources import join_heads
 
@@ -40,12 +40,12 @@ def through_heads(heads: Heads, data: FeatureSet) -> FeatureSet:
 def freeze(second: QuantizerStage, parts: Split, config: TrainConfig) -> tuple[Frozen, ValidationSet | None]:
     """z and codes that stage 3 reads. Codes are computed in passes; z once, or row by row where it is large."""
     width = config.model.width
-    pool = Embedded(second.pool, second.embed, width)
+    pool = EmbeddedRows(second.pool, second.embed, width)
     modality = second.pool.modality
     frozen = Frozen(pool, modality, second.codes(second.pool))
     send([frozen.codes])  # one ID per item, whichever process trains on it
     if config.generator.inputs != "items":
-        frozen.queries = Embedded(second.queries, second.embed, width)
+        frozen.queries = EmbeddedRows(second.queries, second.embed, width)
     if parts.offsets is not None:
         queries = second.embed(parts.offsets.queries)
         pairs = parts.offsets.pairs.to(queries.device)
@@ -74,7 +74,7 @@ def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage)
     return model
 
 
-def query_bank(second: QuantizerStage, parts: Split, seed: int) -> QueryBank:
+def sampled_query_bank(second: QuantizerStage, parts: Split, seed: int) -> QueryBank:
     """A sample of queries that is stored with the model (`Genius.queries`); its item bias is chosen on validation queries."""
     queries, target = training_queries(parts, seed)
     bank = QueryBank.of(second.embed(queries), queries.modality, target, size=BANK_SIZE, seed=seed)
@@ -82,7 +82,7 @@ def query_bank(second: QuantizerStage, parts: Split, seed: int) -> QueryBank:
         return bank
     data = parts.validation
     z = second.embed(data.queries).cpu().numpy()
-    judged = Judged(z, data.queries.modality.numpy(), _targets(data).numpy(), data.positives())
+    judged = JudgedQueries(z, data.queries.modality.numpy(), _targets(data).numpy(), data.positives())
     return choose(bank, judged, second.embed(data.pool).cpu(), data.pool.modality)
 
 

@@ -46,10 +46,10 @@ class Split(NamedTuple):
 def split(data: FeatureSet, share: float, seed: int) -> Split:
     """Hold about `share` of the queries out, by group; which ones is a function of `seed`."""
     count = len(data.queries)
-    wanted = min(int(count * share), MOST_QUERIES)
-    if wanted < 2:
+    held_out_queries = min(int(count * share), MOST_QUERIES)
+    if held_out_queries < 2:
         return Split(data, None, None, "nothing is held out")
-    train, offsets, validation, linked_by = _in_three(data, wanted, seed)
+    train, offsets, validation, linked_by = _in_three(data, held_out_queries, seed)
     if not len(train.queries):
         return Split(data, None, None, "all queries are of one group, so nothing is held out")
     return Split(train, _unless_empty(offsets), _unless_empty(validation), linked_by)
@@ -59,8 +59,8 @@ def split_given(train: FeatureSet, held_out: FeatureSet, seed: int) -> Split:
     """Train on all of `train`; of the `held_out` queries most give offsets and the others validate."""
     if not len(held_out.queries):
         raise GeniusError("the set of held-out queries is empty")
-    wanted = min(len(held_out.queries), MOST_QUERIES)
-    others, offsets, validation, linked_by = _in_three(held_out, wanted, seed)
+    held_out_queries = min(len(held_out.queries), MOST_QUERIES)
+    others, offsets, validation, linked_by = _in_three(held_out, held_out_queries, seed)
     if not len(offsets.queries):
         offsets = others  # all of one group, or more than are needed
     return Split(train, _unless_empty(offsets), _unless_empty(validation), linked_by)
@@ -72,13 +72,13 @@ def _unless_empty(data: FeatureSet) -> FeatureSet | None:
     return None
 
 
-def _in_three(data: FeatureSet, wanted: int, seed: int) -> tuple[FeatureSet, FeatureSet, FeatureSet, str]:
-    """Hold out about `wanted` queries in whole groups: the other queries, those for offsets, those for validation."""
+def _in_three(data: FeatureSet, held_out_queries: int, seed: int) -> tuple[FeatureSet, FeatureSet, FeatureSet, str]:
+    """Hold out about `held_out_queries` queries in whole groups: the other queries, those for offsets, those for validation."""
     group, linked_by = groups(data)
     order = torch.randperm(int(group.max()) + 1, generator=torch.Generator().manual_seed(seed))
     place = order.argsort()[group]  # (Q,) each query's group in random order
     size = torch.bincount(place)
-    until = int((size.cumsum(0) <= wanted).sum())  # whole groups only
+    until = int((size.cumsum(0) <= held_out_queries).sum())  # whole groups only
     until = max(until, min(2, len(size) - 1))
     held_out = place < until
     validation = torch.zeros_like(held_out)
@@ -162,8 +162,8 @@ def digest(features: Features, content: str, chunk: int = 8192) -> Tensor:
 def sample_queries(data: FeatureSet, most: int) -> FeatureSet:
     """At most about `most` queries, equally many of each task if there are enough, evenly spread."""
     tasks = [(data.tasks == task).nonzero()[:, 0] for task in data.tasks.unique()]
-    each = max(most // max(len(tasks), 1), 1)
-    picked = [rows[torch.linspace(0, len(rows) - 1, min(each, len(rows))).long()] for rows in tasks]
+    per_task = max(most // max(len(tasks), 1), 1)
+    picked = [rows[torch.linspace(0, len(rows) - 1, min(per_task, len(rows))).long()] for rows in tasks]
     if not picked:
         return data
     return data.take_queries(torch.cat(picked).sort().values)

@@ -163,12 +163,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def table(values: Mapping[str, float]) -> list[str]:
+def hit_rate_table(values: Mapping[str, float]) -> list[str]:
     """The lines of a table of hit rates; none where nothing was held out."""
     if not all(f"{row}_hit@{k}" in values for row in ROWS for k in AT):
         return []
     columns = "".join(f"hit@{k}".rjust(9) for k in AT)
-    lines = [f"{'held-out queries':<22}{columns}   share of dense, hit@{MAIN_K}"]
+    title = "held-out queries"
+    if "held_out_queries" in values:
+        title = f"held-out (n = {int(values['held_out_queries']):,})"
+    lines = [f"{title:<22}{columns}   share of dense, hit@{MAIN_K}"]
     dense = values[f"dense_hit@{MAIN_K}"]
     for row, name in ROWS.items():
         rates = "".join(f"{100 * values[f'{row}_hit@{k}']:7.1f} %" for k in AT)
@@ -186,12 +189,12 @@ def verdict(values: Mapping[str, float], train: str) -> str | None:
         values: Metrics of the generator's validation.
         train: What of the encoder was trained: none, heads or towers.
     """
-    if not table(values):
+    if not hit_rate_table(values):
         return None
     dense = values[f"dense_hit@{MAIN_K}"]
-    found = values[f"genius_r_hit@{MAIN_K}"]
-    if dense and found / dense < KEPT:
-        kept = f"the decoder is the limit: it keeps {found / dense:.0%} of what the vectors find"
+    reranked = values[f"genius_r_hit@{MAIN_K}"]
+    if dense and reranked / dense < KEPT:
+        kept = f"the decoder is the limit: it keeps {reranked / dense:.0%} of what the vectors find"
         return f"{kept}; try more steps (--set generator.steps=...)"
     if dense < POOR:
         suggestions = {

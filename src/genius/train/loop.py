@@ -195,7 +195,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
         module = torch.compile(module, mode="reduce-overhead")  # CUDA graphs on a GPU
     accelerator.wait_for_everyone()
     saved = time.monotonic()
-    looks = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
+    validation_steps = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
     reported: set[str] = set()  # problems that were reported
     with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
@@ -211,9 +211,9 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
                 bar.update(done, values)
             elif done % BAR_EVERY == 0:
                 bar.update(done)
-            if done in looks:
+            if done in validation_steps:
                 _report_problems(stage, runtime, done, done / config.steps, _mean_logs(logs, runtime), reported)
-            if run.patience and done in looks and _look(stage, selection, runtime, done):
+            if run.patience and done in validation_steps and _look(stage, selection, runtime, done):
                 best = done - selection.waited * config.steps // LOOKS
                 journal.note(f"{stage.name}: no better since step {best}")
                 break
@@ -234,13 +234,13 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
 
 def _resume(stage: Stage, optimizer: torch.optim.Optimizer, selection: Selection, folder: Path, journal: Journal) -> int:
     """Restore the newest checkpoint, if there is one; the step to start at."""
-    found = latest_checkpoint(folder)
-    if found is None:
+    checkpoint = latest_checkpoint(folder)
+    if checkpoint is None:
         return 0
-    weights, state, progress = load_checkpoint(found)
-    own = stage.state_dict().keys()
-    _restore(stage, {name: tensor for name, tensor in weights.items() if name in own}, found)
-    selection.restore({name: tensor for name, tensor in weights.items() if name not in own}, progress)
+    weights, state, progress = load_checkpoint(checkpoint)
+    stage_keys = stage.state_dict().keys()
+    _restore(stage, {name: tensor for name, tensor in weights.items() if name in stage_keys}, checkpoint)
+    selection.restore({name: tensor for name, tensor in weights.items() if name not in stage_keys}, progress)
     optimizer.load_state_dict(state)
     start = int(progress["step"])
     journal.note(f"{stage.name}: resuming at step {start}")
@@ -265,10 +265,10 @@ def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bo
     if runtime.main:
         stage.eval()
         with torch.no_grad(), selection.kept():
-            found = stage.quick()
+            quick_metrics = stage.quick()
         stage.train()
-        if found is not None:
-            value.fill_(found)
+        if quick_metrics is not None:
+            value.fill_(quick_metrics)
     if runtime.world > 1:
         torch.distributed.broadcast(value, src=0)
     number = value.item()

@@ -129,10 +129,10 @@ def contrastive(
     local = queries.shape[0]
     first = rank() * local
     all_targets = gather_rows(targets)
-    own = torch.arange(local, device=queries.device)
+    own_rows = torch.arange(local, device=queries.device)
     if positive is None:
         positive = torch.zeros(local, all_targets.shape[0], dtype=torch.bool, device=queries.device)
-        positive[own, first + own] = True
+        positive[own_rows, first + own_rows] = True
     scores = queries @ all_targets.T / temperature  # (B, world * B)
     if more is None:
         loss = info_nce(scores, positive)

@@ -59,6 +59,6 @@ def generator_hits(
     out: dict[str, float] = {}
     for name in ("genius", "genius-r"):
         params = SearchParams(beams=beams).named(name)
-        found = [engine.search(z, k=max(HITS_AT), params=params).rows for z in queries.split(QUERIES_AT_ONCE)]
-        out.update(hit_rates(torch.from_numpy(np.concatenate(found)), data, name.replace("-", "_")))
+        rows = [engine.search(z, k=max(HITS_AT), params=params).rows for z in queries.split(QUERIES_AT_ONCE)]
+        out.update(hit_rates(torch.from_numpy(np.concatenate(rows)), data, name.replace("-", "_")))
     return out

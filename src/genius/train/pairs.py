@@ -124,9 +124,9 @@ class Positives:
         if not hasattr(self, "_keys"):  # sorted keys, so no table of all pairs
             owner = torch.repeat_interleave(torch.arange(len(self.counts), device=self.counts.device), self.counts)
             self._keys = (owner * pool + self.rows).sort().values
-        wanted = queries[:, None] * pool + rows
-        place = torch.searchsorted(self._keys, wanted).clamp(max=len(self._keys) - 1)
-        return self._keys[place] == wanted
+        pairs = queries[:, None] * pool + rows
+        place = torch.searchsorted(self._keys, pairs).clamp(max=len(self._keys) - 1)
+        return self._keys[place] == pairs
 
 
 class HardNegatives:
@@ -172,10 +172,10 @@ class HardNegatives:
         most = min(len(pool_rows), LISTED + 8)
         for part in torch.arange(len(query_rows), device=query_rows.device).split(1024):
             rows = query_rows[part]
-            found = pool_rows[nearest_rows(queries[part], candidates, most)]  # (n, most)
-            positive = positives.among(rows, found, pool)
+            nearest = pool_rows[nearest_rows(queries[part], candidates, most)]  # (n, most)
+            positive = positives.among(rows, nearest, pool)
             order = positive.long().argsort(dim=1, stable=True)[:, : lists.shape[1]]  # negatives first, nearest first
-            best = found.gather(1, order).masked_fill(positive.gather(1, order), -1)
+            best = nearest.gather(1, order).masked_fill(positive.gather(1, order), -1)
             lists[rows, : best.shape[1]] = best.to(lists.dtype)
 
     @staticmethod
@@ -197,7 +197,7 @@ def draw_seed(seed: int, stage: str, step: int, micro: int) -> int:
     return step_seed(seed, stage, step, micro) + 1
 
 
-class Rows:
+class FeatureRows:
     """Features by row, float32 on `device` when read: kept there while they are few, else left on the disk.
 
     M-BEIR's candidates are 17 GB in half precision and 34 GB in single; a step needs some megabytes of them.
@@ -230,12 +230,12 @@ class Points(Protocol):
     def __getitem__(self, rows: Tensor | slice, /) -> Tensor: ...
 
 
-class Embedded:
+class EmbeddedRows:
     """z (N, D) of `rows`: computed once and kept while it is small, else computed for the rows that are read."""
 
     kept: Tensor | None = None
 
-    def __init__(self, rows: Rows, embed: Callable[[Features], Tensor], width: int) -> None:
+    def __init__(self, rows: FeatureRows, embed: Callable[[Features], Tensor], width: int) -> None:
         self.rows = rows
         self.embed = embed
         if 4 * len(rows) * width <= HELD:
@@ -259,7 +259,7 @@ class PairBatch(NamedTuple):
 
 
 class PairStage(Stage):
-    """A contrastive stage: queries and pool by row (`Rows`), positives on the training device."""
+    """A contrastive stage: queries and pool by row (`FeatureRows`), positives on the training device."""
 
     wrong_lists: Tensor  # (Q, L) int32 hard negatives, a buffer: a resumed run continues with the lists it had
 
@@ -276,8 +276,8 @@ class PairStage(Stage):
         super().__init__()
         self.held_out = validation
         self.seed = seed
-        self.queries = Rows(data.queries, device)
-        self.pool = Rows(data.pool, device)
+        self.queries = FeatureRows(data.queries, device)
+        self.pool = FeatureRows(data.pool, device)
         self.positives = Positives(data.pairs, len(data.queries)).to(device)
         self.draws = Draws(Order(data.visits(), config.batch, seed), self.positives, fixed, seed)
         self.modality_weight = config.modality_weight
@@ -293,7 +293,7 @@ class PairStage(Stage):
     def embed(self, features: Features) -> Tensor:
         """Unit vectors of any number of rows, without gradients."""
 
-    def embed_rows(self, source: Rows, rows: Tensor, chunk: int = 8192) -> Tensor:
+    def embed_rows(self, source: FeatureRows, rows: Tensor, chunk: int = 8192) -> Tensor:
         """Unit vectors of some rows, a part at a time."""
         return torch.cat([self.embed(source[part]) for part in rows.split(chunk)])
 

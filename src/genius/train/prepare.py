@@ -134,15 +134,15 @@ def refuse_another_run(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
     if not path.exists():
         return
-    wanted = _deciding_fields(to_dict(config))
-    found: Any = None
+    fields = _deciding_fields(to_dict(config))
+    stored_fields: Any = None
     try:
         stored = current_names(json.loads(path.read_text(encoding="utf-8")))
-        found = _deciding_fields(merge(to_dict(TrainConfig()), stored))  # a field that came later has its default there
+        stored_fields = _deciding_fields(merge(to_dict(TrainConfig()), stored))  # a field that came later has its default there
     except (ValueError, AttributeError, GeniusError):
         pass
-    if found != wanted:
-        changed = _first_difference(found, wanted)
+    if stored_fields != fields:
+        changed = _first_difference(stored_fields, fields)
         raise GeniusError(f"{config.output} holds a run of another config ({changed}): choose another output or delete it")
 
 

@@ -20,7 +20,7 @@ from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
 from genius.train.metrics import dense_hits, mean_hits
-from genius.train.pairs import PairBatch, PairStage, Rows
+from genius.train.pairs import FeatureRows, PairBatch, PairStage
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
 # When codebooks are fitted again at the end of the stage:
@@ -206,7 +206,7 @@ class QuantizerStage(PairStage):
         )
 
     @torch.no_grad()
-    def codes(self, rows: Rows, chunk: int = 8192) -> Tensor:
+    def codes(self, rows: FeatureRows, chunk: int = 8192) -> Tensor:
         """(N, M) IDs in passes: z of one part at a time."""
         parts = [slice(i, i + chunk) for i in range(0, len(rows), chunk)]
         return torch.cat([self.quantizer.encode(self.embed(rows[part]), rows.modality[part]) for part in parts])
@@ -265,8 +265,8 @@ def prefix_recall(
     for length in range(2, quantizer.config.levels):
         prefixes, owner = torch.unique(codes[:, :length], dim=0, return_inverse=True)
         total = quantizer.decode_prefix(prefixes)
-        found = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
-        out[f"prefix{length}_recall@{beams}"] = (found == owner[best][:, None]).any(1).float().mean().item()
+        nearest = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
+        out[f"prefix{length}_recall@{beams}"] = (nearest == owner[best][:, None]).any(1).float().mean().item()
     return out
 
 

@@ -153,10 +153,10 @@ class Towers:
 def check_widths(encoder: Encoder, image: int, text: int, uri: str) -> None:
     """Vectors of this encoder, or of its towers where heads come later, are as wide as the features."""
     towers = getattr(encoder, "heads", None)
-    own = {(encoder.width, encoder.width)}
+    expected = {(encoder.width, encoder.width)}
     if towers is not None:
-        own.add((int(towers.image_width), int(towers.text_width)))
-    if (image, text) not in own:
+        expected.add((int(towers.image_width), int(towers.text_width)))
+    if (image, text) not in expected:
         raise GeniusError(f"the encoder {uri} is {encoder.width} wide, the features {image} and {text}: they are not its own")
 
 
@@ -181,22 +181,22 @@ def check_rows(encoder: Encoder, features: FeatureSet, collection: Collection, u
     for item in islice(collection.pool(), POOL_ROWS_READ):
         if item.id in row and len(chosen[item.modality]) < ROWS_PER_MODALITY:
             chosen[item.modality].append(item)
-    items = [item for few in chosen.values() for item in few]
+    items = [item for sample in chosen.values() for item in sample]
     if not items:
         raise GeniusError(f"none of the features' candidates is in {collection.name}: nothing to compare with")
-    again = encode_items(encoder, items)[0]
+    encoded = encode_items(encoder, items)[0]
     stored = features.pool[torch.tensor([row[item.id] for item in items])]
     for content in ("image", "text"):
-        mask = getattr(again, f"{content}_mask")
+        mask = getattr(encoded, f"{content}_mask")
         if not torch.equal(mask, getattr(stored, f"{content}_mask").cpu()):
             raise GeniusError(f"{collection.name} and the features disagree about which candidates have a {content}")
         if not mask.any():
             continue
         old = getattr(stored, content)[mask].float().cpu()
-        new = getattr(again, content)[mask].float().cpu()
+        new = getattr(encoded, content)[mask].float().cpu()
         similarity = F.cosine_similarity(old, new, dim=1)
         if similarity.min() < AGREE:
-            compared = [item for item, has in zip(items, mask.tolist(), strict=True) if has]
+            compared = [item for item, present in zip(items, mask.tolist(), strict=True) if present]
             worst = compared[int(similarity.argmin())]
             raise GeniusError(
                 f"the features were not made by {uri}: "
@@ -217,15 +217,15 @@ def encoder_of_features(uri: str, data: FeatureSet, folder: Path | None) -> Enco
 def join_heads(encoder: Encoder, heads: Heads) -> None:
     """Put trained heads on an encoder of frozen towers."""
     towers: Any = encoder
-    own = getattr(towers, "heads", None)
-    if own is None or (own.image_width, own.text_width) != (heads.image_width, heads.text_width):
-        found = "has no towers"
-        if own is not None:
-            found = f"has towers of {own.image_width} and {own.text_width}"
+    encoder_heads = getattr(towers, "heads", None)
+    if encoder_heads is None or (encoder_heads.image_width, encoder_heads.text_width) != (heads.image_width, heads.text_width):
+        problem = "has no towers"
+        if encoder_heads is not None:
+            problem = f"has towers of {encoder_heads.image_width} and {encoder_heads.text_width}"
         raise GeniusError(
-            f"the model's heads are made for towers of width {heads.image_width} and {heads.text_width}, and this encoder {found}"
+            f"the model's heads are for towers of width {heads.image_width} and {heads.text_width}, but this encoder {problem}"
         )
-    device = next(own.parameters()).device
+    device = next(encoder_heads.parameters()).device
     towers.heads = heads.to(device).eval().requires_grad_(False)
     towers.width = heads.width
 

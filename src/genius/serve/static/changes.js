@@ -104,24 +104,28 @@ async function send(id, name) {
 function row(file) {
   const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "");
   const named = file?.name && !/^image\.\w+$/.test(file.name) ? file.name : `${file ? "pasted" : "words"} ${stamp}`; // browsers call what is pasted image.png
-  const number = $("add-list").children.length + 1;
-  const name = h("input", { type: "text", class: "add-name", maxlength: "512", value: named, required: true, "aria-label": `Id of item ${number}` });
-  const words = h("input", { type: "text", class: "add-words", maxlength: "8000", required: !file, placeholder: file ? "What it shows (optional)" : "The text", "aria-label": `Text of item ${number}` });
+  const name = h("input", { type: "text", class: "add-name", maxlength: "512", value: named, required: true });
+  const words = h("input", { type: "text", class: "add-words", maxlength: "8000", required: !file, placeholder: file ? "What it shows (optional)" : "The text" });
   const said = h("p", { class: "add-said", "aria-live": "polite" });
   const image = h("img", { alt: "" });
   if (file) {
     image.src = URL.createObjectURL(file);
     image.addEventListener("error", () => (image.hidden = true));
   } else image.hidden = true;
-  const drop = h("button", { type: "button", class: "icon-button", "aria-label": `Leave item ${number} out`, onclick: () => { line.remove(); $("add-go").focus(); count(); } }, svg("m6 6 12 12M18 6 6 18"));
+  const drop = h("button", { type: "button", class: "icon-button", onclick: () => { line.remove(); $("add-go").focus(); count(); } }, svg("m6 6 12 12M18 6 6 18"));
   const line = h("li", {}, h("span", { class: "add-face" }, image), h("span", { class: "add-fields" }, words, name, said), drop);
-  Object.assign(line, { file, name, words, said });
+  Object.assign(line, { file, name, words, said, drop });
   return line;
 }
 
 const rows = () => [...$("add-list").children];
 
 function count() {
+  for (const [place, line] of rows().entries()) {
+    line.name.setAttribute("aria-label", `Id of item ${place + 1}`);
+    line.words.setAttribute("aria-label", `Text of item ${place + 1}`);
+    line.drop.setAttribute("aria-label", `Leave item ${place + 1} out`);
+  }
   $("add-go").textContent = rows().length > 1 ? `Add ${plural(rows().length, "item")}` : "Add";
   $("add-go").disabled = rows().length === 0;
 }

@@ -33,7 +33,8 @@ async function loadInfo() {
   about = await api.info();
   $("count").textContent = plural(about.items, "item");
   $("key-open").hidden = !about.needs_key;
-  $("advice").textContent = about.advice ?? "";
+  const advice = (about.advice ?? "").split("; ")[0]; // what helps is a command, for whoever runs the server
+  $("advice").textContent = advice && `${advice[0].toUpperCase()}${advice.slice(1)}.`;
   $("advice").hidden = !about.advice;
   offerFields(about.fields);
   offerWords(about.words ?? []);

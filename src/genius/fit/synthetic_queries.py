@@ -1,4 +1,4 @@
-"""Invented queries of a collection that nobody has searched yet.
+"""Synthetic queries of a collection that nobody has searched yet.
 
 Texts: parts of captions and texts, file names and tags that say something, and a list of everyday words. Images: crops
 of the collection's own. Knows items and an encoder; nothing of files or models.
@@ -41,8 +41,8 @@ WORDS = (
 
 
 @dataclass(frozen=True)
-class InventedQueries:
-    """Invented queries as features."""
+class SyntheticQueries:
+    """Synthetic queries as features."""
 
     features: Features  # (Q)
     positives: Tensor  # (Q,) rows of the collection; -1: unknown
@@ -52,20 +52,20 @@ class InventedQueries:
     def __len__(self) -> int:
         return len(self.positives)
 
-    def take(self, rows: Tensor) -> InventedQueries:
-        return InventedQueries(self.features[rows], self.positives[rows], self.targets[rows], self.tasks[rows])
+    def take(self, rows: Tensor) -> SyntheticQueries:
+        return SyntheticQueries(self.features[rows], self.positives[rows], self.targets[rows], self.tasks[rows])
 
-    def split(self, seed: int) -> tuple[InventedQueries, InventedQueries]:
+    def split(self, seed: int) -> tuple[SyntheticQueries, SyntheticQueries]:
         """Half to learn from, half to measure on."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         half = len(order) // 2
         return self.take(order[half:]), self.take(order[:half])
 
 
-def invent_queries(
+def synthesize_queries(
     encoder: Encoder, items: Sequence[Item], seed: int = 0, on_progress: Callable[[int], None] | None = None
-) -> InventedQueries:
-    """Invent queries for some items and encode them.
+) -> SyntheticQueries:
+    """Make synthetic queries from some items and encode them.
 
     Args:
         encoder: Of the collection.
@@ -76,7 +76,7 @@ def invent_queries(
     rng = random.Random(seed)
     queries: list[Query] = []
     labels: list[tuple[int, int, int]] = []  # positive, target modality, task
-    captions = [(row, words) for row, item in enumerate(items) if (words := part_of(item.text, rng))]
+    captions = [(row, words) for row, item in enumerate(items) if (words := word_span(item.text, rng))]
     for row, words in rng.sample(captions, min(MOST, len(captions))):
         queries.append(Query(text=words))
         labels.append((row, int(items[row].modality), CAPTION))
@@ -97,10 +97,10 @@ def invent_queries(
     positives, targets, tasks = torch.tensor(labels, dtype=torch.long).view(-1, 3).unbind(1)
     queries.clear()
     give_back(LARGE)  # the crops: else the memory of the fit comes on top of them
-    return InventedQueries(features, positives, targets, tasks)
+    return SyntheticQueries(features, positives, targets, tasks)
 
 
-def part_of(text: str | None, rng: random.Random) -> str | None:
+def word_span(text: str | None, rng: random.Random) -> str | None:
     """A few consecutive words of a text, about as many as people search with."""
     words = (text or "").split()[:200]
     if not words:
