@@ -3,6 +3,7 @@
     python -m lab.item_bias vectors FEATURES TRAINING OUT [--products 6000]   vectors of a training's first two stages
     python -m lab.item_bias foreign ICONS TRAINING OUT [--towers FOLDER]      texts of another benchmark in the same space
     python -m lab.item_bias measure OUT TRAINING [OUT TRAINING ...]           several seeds -> lab/results/above_dense_*.json
+    python -m lab.item_bias icons FEATURES OUT                                icons -> lab/results/above_dense_icons.json
     python -m lab.item_bias table                                             tables and the plot of docs/engine.md from that JSON
 
 FEATURES: what `lab.fashion.data.extract` wrote; TRAINING: the folder `training/` of `genius train`. Stages 1 and 2 are enough:
@@ -48,6 +49,7 @@ ADDED = (0.1, 0.9)  # shares of the items that are added after biases were compu
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
 BEAM_QUERIES = 1000
+ICONS = Path("lab/results/above_dense_icons.json")
 ROUNDS = 15  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
@@ -330,6 +332,64 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         "lines": lines,
         "existence": existence(bench, kept, chosen, model),
         "training": bench.about,
+    }
+
+
+def write_icons_vectors(features: Path, out: Path) -> Genius:
+    """z of icons and their queries by `bundled:mini`, whose fusion has seen training and test queries, and no validation query.
+
+    The bank has training queries, weights are chosen on test queries, and validation queries are measured.
+    """
+    from lab.icons.vectors import load
+
+    model = Genius.from_pretrained("bundled:mini")
+    parts = load(features)
+    out.mkdir(parents=True, exist_ok=True)
+    pool = parts["train"].pool
+    z, _ = model.embed(pool)
+    np.savez(out / "items.npz", z=z.numpy(), modality=pool.modality.numpy(), codes=model.encode(pool).numpy())
+    named = {"learn": parts["train"], "held-out": parts["train"], "validation": parts["test"], "test": parts["val"]}
+    for name, part in named.items():
+        vectors, _ = model.embed(part.queries)
+        arrays: dict[str, Any] = {"z": vectors.numpy(), "modality": part.queries.modality.numpy(), "pairs": part.pairs.numpy()}
+        np.savez(out / f"{name}.npz", tasks=np.array([part.task_name(int(task)) for task in part.tasks]), **arrays)
+    (out / "about.json").write_text(json.dumps({"model": "bundled:mini", "items": len(pool)}), encoding="utf-8")
+    return model
+
+
+def measure_icons(features: Path, out: Path) -> dict[str, Any]:
+    """The default search with and without a bias, banks of several sizes, and existence, over some icons."""
+    model = write_icons_vectors(features, out)
+    bench = Bench(out, 0)
+    rows = np.arange(len(bench.items))
+    kept = bench.bank(max(BANK_SIZES))
+    chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    lines: list[dict[str, Any]] = []
+    flat = SearchParams(plan="flat")
+    engine = bench.engine(kept, chosen, model, rows)
+    reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
+    add = Lines(lines, reference, "all", len(rows)).add
+    add("dense, target given", "given", reference)
+    add("default, no bias", "unknown", bench.hits(engine, rows, replace(flat, item_bias=False), False))
+    add("default, with bias", "unknown", bench.hits(engine, rows, flat, False))
+    codes = replace(flat, reranker="codes")
+    add("codes, no bias", "unknown", bench.hits(engine, rows, replace(codes, item_bias=False), False))
+    add("codes, with bias", "unknown", bench.hits(engine, rows, codes, False))
+    bank = shrink(kept, bench.items, bench.modality)
+    found = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
+    add("learned, no labels", "unknown", found, weights=_listed(bank.bias_weights))
+    assert engine.item_bias is not None
+    return {
+        "model": "bundled:mini",
+        "seeds": 1,
+        "queries": len(bench.test.z),
+        "bank": len(kept),
+        "chosen_on": len(bench.validation.z),
+        "weights": _listed(chosen.bias_weights),
+        "temperatures": _listed(chosen.bias_temperatures),
+        "bytes_per_item": engine.item_bias.bytes_per_item,
+        "lines": lines,
+        "existence": existence(bench, kept, chosen, model)["all"],
     }
 
 
@@ -654,6 +714,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign = commands.add_parser("foreign")
     measured = commands.add_parser("measure")
     commands.add_parser("table")
+    icons = commands.add_parser("icons")
+    icons.add_argument("features", type=Path)
+    icons.add_argument("out", type=Path)
     vectors.add_argument("features", type=Path)
     foreign.add_argument("icons", type=Path)
     for command in (vectors, foreign):
@@ -670,32 +733,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_foreign(args.icons, args.training, args.out, args.towers)
     elif args.command == "table":
         write_table()
+    elif args.command == "icons":
+        body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
+        ICONS.write_text(_compact(body), encoding="utf-8")
     else:
         write_measured(args.runs, args.output)
 
 
+def _made() -> dict[str, Any]:
+    """Of what and where a result was made."""
+    date = datetime.date.today().isoformat()
+    return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
+
+
+def _compact(body: dict[str, Any]) -> str:
+    """JSON whose innermost lists and objects stand on one line."""
+    text = json.dumps(body, indent=1)
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
+
+
 def write_measured(paths: Sequence[Path], output: Path) -> None:
-    commit = current_commit()
+    """Measure every OUT and TRAINING of `paths`, and write one JSON."""
+    made = _made()
     runs = [measure(out, training) for out, training in zip(paths[0::2], paths[1::2], strict=True)]
     config: dict[str, Any] = {}
     for run in runs:
         config = run["training"].pop("config")
+    changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
     body = {
         "command": "python -m lab.item_bias measure",
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
+        **made,
         "seeds": [run["training"]["seed"] for run in runs],
-        "device": "CPU",
-        "threads": torch.get_num_threads(),
         "test_queries": runs[0]["existence"]["all"]["queries"],
-        "changes": {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
-        | {"model.decoder": config["model"]["decoder"]},
+        "changes": changes | {"model.decoder": config["model"]["decoder"]},
         "summary": summary(runs),
         "runs": runs,
     }
-    text = json.dumps(body, indent=1)
-    text = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)  # innermost ones on one line
-    output.write_text(text + "\n", encoding="utf-8")
+    output.write_text(_compact(body), encoding="utf-8")
 
 
 if __name__ == "__main__":
