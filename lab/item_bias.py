@@ -50,6 +50,7 @@ BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
 BEAM_QUERIES = 1000
 ICONS = Path("lab/results/above_dense_icons.json")
+WORDINGS = Path("lab/results/wordings_fashion.json")
 ROUNDS = 15  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
@@ -696,6 +697,40 @@ def untrained_table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
+def icons_table(body: dict[str, Any]) -> str:
+    """Markdown of `measure_icons`."""
+    tasks = list(body["lines"][0]["hit"])
+    out = [
+        f"Icons, hit@5 in percent: {body['lines'][0]['items']:,} candidates drawn at random, `{body['model']}` (one seed), a bank of "
+        f"{body['bank']:,} training queries,\nweights chosen on {body['chosen_on']:,} test queries, measured on {body['queries']:,} "
+        f"validation queries, which no stage has seen ({body['date']}):",
+        "",
+        "| search | target | share | " + " | ".join(tasks) + " |",
+        "|---|---|---|" + "---:|" * len(tasks),
+    ]
+    for line in body["lines"]:
+        hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" for task in tasks)
+        out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
+    signals = body["existence"]["signals"]
+    shown = "; ".join(f"{name} {value['auroc']:.3f}" for name, value in signals.items())
+    return "\n".join([*out, "", f"Existence on icons, AUROC: {shown}."])
+
+
+def wordings_table(body: dict[str, Any]) -> str:
+    """Markdown of `lab.wordings`."""
+    queries = body["lines"]["training wordings"]["queries"]
+    out = [
+        f"Instructions in words that training never saw (fashion, seed {body['training']['seed']}, {queries} queries, unseen "
+        f"candidates, {body['date']}):",
+        "",
+        "| wording | hit@5 | right modality first |",
+        "|---|---:|---:|",
+    ]
+    for name, line in body["lines"].items():
+        out.append(f"| {name} | {line['hit@5']:.1f} | {line['right_modality_first']:.3f} |")
+    return "\n".join(out)
+
+
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -703,7 +738,9 @@ def write_table() -> None:
     body = json.loads(RESULT.read_text(encoding="utf-8"))
     made = tables(body)
     PLOT.write_text(plot(body), encoding="utf-8")
-    made += "\n\n" + untrained_table(json.loads(UNTRAINED.read_text(encoding="utf-8")))
+    for path, table in ((ICONS, icons_table), (WORDINGS, wordings_table), (UNTRAINED, untrained_table)):
+        if path.exists():
+            made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
 
 
