@@ -48,10 +48,10 @@ BANK_SIZES = (100, 500, 2000, 8000)
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
-BEAM_QUERIES = 1000
+BEAM_QUERIES = 500
 ICONS = Path("lab/results/above_dense_icons.json")
 WORDINGS = Path("lab/results/wordings_fashion.json")
-ROUNDS = 15  # of timed searches
+ROUNDS = 10  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
 UNTRAINED = Path("lab/results/item_bias_fashion.json")  # by an earlier version of this program
@@ -294,7 +294,7 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         add("dense, target given", "given", reference)
         assert engine.item_bias is not None
         cost |= {"bytes_per_item": engine.item_bias.bytes_per_item}
-        if candidates == "all":
+        if candidates == "all" and seed == 0:
             cost |= search_cost(bench, engine)
         for given, target in ((False, "unknown"), (True, "given")):
             add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
@@ -701,9 +701,9 @@ def icons_table(body: dict[str, Any]) -> str:
     """Markdown of `measure_icons`."""
     tasks = list(body["lines"][0]["hit"])
     out = [
-        f"Icons, hit@5 in percent: {body['lines'][0]['items']:,} candidates drawn at random, `{body['model']}` (one seed), a bank of "
-        f"{body['bank']:,} training queries,\nweights chosen on {body['chosen_on']:,} test queries, measured on {body['queries']:,} "
-        f"validation queries, which no stage has seen ({body['date']}):",
+        f"Icons, hit@5 in percent: {body['lines'][0]['items']:,} candidates drawn at random, `{body['model']}` (one seed),\n"
+        f"a bank of {body['bank']:,} training queries, weights chosen on {body['chosen_on']:,} test queries, measured on\n"
+        f"{body['queries']:,} validation queries, which no stage has seen ({body['date']}):",
         "",
         "| search | target | share | " + " | ".join(tasks) + " |",
         "|---|---|---|" + "---:|" * len(tasks),
@@ -763,6 +763,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign.add_argument("--towers", type=Path)
     measured.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
     measured.add_argument("--output", type=Path, default=RESULT)
+    measured.add_argument("--add", action="store_true", help="add these seeds to the runs that the JSON has")
     args = parser.parse_args(arguments)
     if args.command == "vectors":
         write_vectors(args.features, args.training, args.out, args.products)
@@ -774,7 +775,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
         ICONS.write_text(_compact(body), encoding="utf-8")
     else:
-        write_measured(args.runs, args.output)
+        write_measured(args.runs, args.output, args.add)
 
 
 def _made() -> dict[str, Any]:
@@ -789,13 +790,17 @@ def _compact(body: dict[str, Any]) -> str:
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
 
 
-def write_measured(paths: Sequence[Path], output: Path) -> None:
-    """Measure every OUT and TRAINING of `paths`, and write one JSON."""
+def write_measured(paths: Sequence[Path], output: Path, add: bool = False) -> None:
+    """Measure every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs that it has."""
     made = _made()
-    runs = [measure(out, training) for out, training in zip(paths[0::2], paths[1::2], strict=True)]
+    runs = []
+    if add:
+        runs = json.loads(output.read_text(encoding="utf-8"))["runs"]
     config: dict[str, Any] = {}
-    for run in runs:
+    for out, training in zip(paths[0::2], paths[1::2], strict=True):
+        run = measure(out, training)
         config = run["training"].pop("config")
+        runs.append({"commit": made["commit"], **run})
     changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
     body = {
         "command": "python -m lab.item_bias measure",
