@@ -363,7 +363,8 @@ def measure_icons(features: Path, out: Path) -> dict[str, Any]:
     model = write_icons_vectors(features, out)
     bench = Bench(out, 0)
     rows = np.arange(len(bench.items))
-    kept = bench.bank(max(BANK_SIZES))
+    learned = bench.learn
+    kept = QueryBank.of(learned.z, learned.modality, learned.target, size=len(learned.z))
     chosen = choose(kept, bench.judged, bench.items, bench.modality)
     lines: list[dict[str, Any]] = []
     flat = SearchParams(plan="flat")
