@@ -17,7 +17,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt dist/*.whl /wheels/
 RUN python -m venv /opt/genius \
  && wheel="$(ls /wheels/genius_search-*.whl)" \
- && /opt/genius/bin/pip install -c /wheels/constraints.txt "$wheel[serve,fast,svg]"
+ && /opt/genius/bin/pip install -c /wheels/constraints.txt "$wheel[serve,svg]"
 
 FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="genius-search" \

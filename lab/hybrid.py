@@ -37,8 +37,8 @@ from genius.search.params import WORDS_WEIGHT
 from lab import current_commit
 
 K = 5
-WEIGHTS = (2.0, 4.0, 8.0)
-SAME_FORMS = (0.0, 0.5, 1.0, 2.0)
+WEIGHTS = (4.0, 8.0)
+SAME_FORMS = (0.0, 1.0)
 
 
 class BM25:
@@ -118,12 +118,14 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1000, help="by words, of each collection")
     parser.add_argument("--images", type=int, default=400, help="queries by image")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="Keep the two indexes here, for another run; a temporary folder by default")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     commit = current_commit()
-    with tempfile.TemporaryDirectory(prefix="hybrid-") as folder:
-        chosen = validate(Shop(arguments.validation, arguments.items, Path(folder) / "validation.genius"), arguments)
-        measured = measure(Shop(arguments.test, arguments.items, Path(folder) / "test.genius"), arguments)
+    with tempfile.TemporaryDirectory(prefix="hybrid-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        chosen = validate(Shop(arguments.validation, arguments.items, folder / "validation.genius"), arguments)
+        measured = measure(Shop(arguments.test, arguments.items, folder / "test.genius"), arguments)
     files = [f"DATA/{path.name}" for path in (arguments.validation, arguments.test)]
     body = {
         "command": f"python -m lab.hybrid {' '.join(files)} --items {arguments.items} --queries {arguments.queries} "

@@ -22,6 +22,7 @@ import functools
 import json
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -157,6 +158,11 @@ def _processor_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+def _without_folders(line: str) -> str:
+    """A line with the names of files in place of their paths."""
+    return re.sub(r"/[^\s'\":]*/", "", line)
+
+
 def summarise(options: argparse.Namespace) -> None:
     entries = read_log(options.log)
     headers = [json.loads(line) for line in options.log.read_text().splitlines() if line.startswith('{"planned"')]
@@ -167,10 +173,14 @@ def summarise(options: argparse.Namespace) -> None:
         by_operation[name][how] += 1
         by_operation[name][group] += 1
         states[state] += 1
-    violations = [{"at": list(key), "wrong": entry["wrong"]} for key, entry in entries.items() if entry["wrong"] is not None]
+    violations = [
+        {"at": list(key), "wrong": _without_folders(entry["wrong"])}
+        for key, entry in entries.items()
+        if entry["wrong"] is not None
+    ]
     lines = [json.loads(line) for line in options.log.read_text().splitlines() if line.startswith('{"at"')]
     wrong_once = {tuple(line["at"]): line["wrong"] for line in lines if line["wrong"] is not None}
-    fixed = [{"at": list(key), "was": was} for key, was in wrong_once.items() if entries[key]["wrong"] is None]
+    fixed = [{"at": list(key), "was": _without_folders(was)} for key, was in wrong_once.items() if entries[key]["wrong"] is None]
     body = {
         "command": "python -m lab.durability.faults LOG.jsonl --out lab/durability/faults.json",
         "seed": options.seed,

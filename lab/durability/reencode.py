@@ -197,7 +197,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     locked = []
     switched = False
     until = time.monotonic() + 60 * options.minutes
-    while outcomes["killed"] < options.kills and time.monotonic() < until:
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())  # the run ends, and what was seen is written
+    while outcomes["killed"] < options.kills and time.monotonic() < until and not ended.is_set():
         name = "back" if switched else "switched"
         started = time.monotonic()
         process = launch(*(back if switched else change), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -41,7 +41,12 @@ NAMED = ("tags", "keywords", "title", "name", "label", "category")  # metadata t
 
 
 class Modality(IntEnum):
-    """The first code of every ID (paper 4.2.3): what the item consists of."""
+    """The first code of every ID (paper 4.2.3): what the item consists of.
+
+    Examples:
+        >>> [modality.label for modality in Modality]
+        ['image', 'text', 'pair']
+    """
 
     IMAGE = 0
     TEXT = 1
@@ -53,6 +58,10 @@ class Modality(IntEnum):
 
         Args:
             value: Name, number or `Modality`.
+
+        Examples:
+            >>> Modality.parse("image,text").label
+            'pair'
         """
         if isinstance(value, str):
             name = value.strip().lower().replace(" ", "")
@@ -152,8 +161,9 @@ class Item:
         vector: Your own vector of it, in place of the encoder's: (D,), or {"image": (D,), "text": (D,)}.
         modality: Of an item that is only a vector: "image", "text" or "pair". Default: what its vectors are of, else "text".
 
-    >>> Item("7", vector=[0.1, 0.9], modality="image", metadata={"price": 3})
-    Item('7', vector=<2 wide>, metadata={'price': 3})
+    Examples:
+        >>> Item("7", vector=[0.1, 0.9], modality="image", metadata={"price": 3})
+        Item('7', vector=<2 wide>, metadata={'price': 3})
     """
 
     id: str
@@ -190,6 +200,10 @@ class Item:
 
         Args:
             value: An `Item`, which is returned as it is, or a mapping with its fields.
+
+        Examples:
+            >>> Item.of({"id": "1", "text": "a red bicycle", "metadata": {"price": 40}}).metadata["price"]
+            40
         """
         if isinstance(value, Item):
             return value
@@ -254,6 +268,10 @@ class Query:
         minus: Another query to steer away from.
         vector: Your own vector in place of a text or an image: (D,), or {"image": (D,), "text": (D,)}. A text besides it is
             looked for by words (mode "hybrid").
+
+    Examples:
+        >>> Query("a red bicycle", target=Modality.IMAGE).target.label
+        'image'
     """
 
     text: str | None = None
@@ -287,6 +305,10 @@ class Query:
 
         Args:
             value: Text, an image, a path to one, a mapping, or a `Query`, which is returned as it is.
+
+        Examples:
+            >>> Query.of("a red bicycle").text
+            'a red bicycle'
         """
         if isinstance(value, Query):
             return value

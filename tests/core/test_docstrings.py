@@ -7,11 +7,12 @@ import importlib
 import inspect
 import pydoc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genius import Genius, Index
+from genius import Genius, Index, Item
 from genius.encoders import bundled_names
 from genius.serve.client import GeniusClient
 
@@ -19,10 +20,18 @@ bundled = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled 
 
 
 @bundled
-@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index"])
-def test_examples_run(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted > 3 and result.failed == 0
+@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index", "genius.types", "genius.search.params"])
+def test_examples_run(module: str, tmp_path: Path) -> None:
+    """Examples of methods of an index share one of two texts, called `index`."""
+    with Index(tmp_path / "notes.genius", "bundled:mini") as index:
+        index.add([Item("1", text="a red bicycle", metadata={"price": 40}), Item("2", text="a boat on the sea")])
+        result = doctest.testmod(importlib.import_module(module), extraglobs={"index": index, "Item": Item})
+    assert result.attempted > 1 and result.failed == 0
+
+
+@pytest.mark.parametrize("name", ["add", "upsert", "get", "count", "items", "search", "search_many", "columns", "codes", "info"])
+def test_methods_of_an_index_have_an_example(name: str) -> None:
+    assert ">>>" in (inspect.getdoc(getattr(Index, name)) or "")
 
 
 @bundled

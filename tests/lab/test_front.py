@@ -92,7 +92,7 @@ def test_a_small_run_is_measured_and_reported(tmp_path: Path, monkeypatch: pytes
     small().write(tmp_path / "small_text_image.hdf5", {"task": "text -> image"})
     monkeypatch.setitem(ALGORITHMS, "flat", lambda: Faiss("Flat", grid(unused=(0,))))
     monkeypatch.setattr(run, "ADDED", 5)
-    out = tmp_path / "icons_48k.json"
+    out = tmp_path / "fashion_24k.json"
     given = [str(tmp_path / "small_text_image.hdf5"), "--algorithms", "flat,nobody", "--out", str(out), "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", ["run", *given])
     run.main()

@@ -134,7 +134,7 @@ def start_server(
         assert line, log.read_text()
         running = Running(json.loads(line)["url"], process, log)
         started.append(running)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 if httpx.get(f"{running.url}/readyz", trust_env=False, verify=verify).status_code == 200:

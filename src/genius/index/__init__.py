@@ -84,18 +84,20 @@ class Index:
     Raises:
         GeniusError: there is no index, it is damaged, or it belongs to another model.
 
-    >>> import tempfile
-    >>> from genius import Genius, Index, Item
-    >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
-    >>> report = index.add([Item("1", text="a red bicycle", metadata={"price": 40}), {"id": "2", "text": "a boat on the sea"}])
-    >>> report.added, len(index)
-    (2, 2)
-    >>> [hit.id for hit in index.search("bicycle", k=1)]
-    ['1']
-    >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
-    ['2', '1']
-    >>> [hit.id for hit in index.search("anything", where="price < 50")]
-    ['1']
+    Examples:
+        >>> import tempfile
+        >>> from genius import Genius, Index, Item
+        >>> index = Index(tempfile.mkdtemp() + "/notes.genius", Genius.from_pretrained("bundled:mini"))
+        >>> bicycle = Item("1", text="a red bicycle", metadata={"price": 40})
+        >>> report = index.add([bicycle, {"id": "2", "text": "a boat on the sea"}])
+        >>> report.added, len(index)
+        (2, 2)
+        >>> [hit.id for hit in index.search("bicycle", k=1)]
+        ['1']
+        >>> [hits[0].id for hits in index.search_many(["ship", "wheel"])]
+        ['2', '1']
+        >>> [hit.id for hit in index.search("anything", where="price < 50")]
+        ['1']
     """
 
     def __init__(
@@ -153,11 +155,12 @@ class Index:
         Raises:
             GeniusError: If there is an index already, or neither or both of `model` and `dim` are given.
 
-        >>> import tempfile
-        >>> index = Index.create(tempfile.mkdtemp() + "/own.genius", dim=3)
-        >>> report = index.add([Item("a", vector=[1, 0, 0]), Item("b", vector=[0, 1, 0], metadata={"year": 2024})])
-        >>> [hit.id for hit in index.search(vector=[0.1, 0.9, 0])]
-        ['b', 'a']
+        Examples:
+            >>> import tempfile
+            >>> index = Index.create(tempfile.mkdtemp() + "/own.genius", dim=3)
+            >>> report = index.add([Item("a", vector=[1, 0, 0]), Item("b", vector=[0, 1, 0], metadata={"year": 2024})])
+            >>> [hit.id for hit in index.search(vector=[0.1, 0.9, 0])]
+            ['b', 'a']
         """
         path = Path(path)
         if (model is None) == (dim is None):
@@ -253,6 +256,12 @@ class Index:
 
         Returns:
             How many were added, and what was skipped.
+
+        Examples:
+            >>> index.add([Item("3", text="a green door")]).added
+            1
+            >>> index.delete("3")
+            1
         """
         return writing.write(
             self,
@@ -284,6 +293,10 @@ class Index:
 
         Returns:
             How many were added and replaced, and what was skipped.
+
+        Examples:
+            >>> index.upsert([Item("1", text="a red bicycle", metadata={"price": 40})]).replaced
+            1
         """
         return writing.write(
             self,
@@ -435,6 +448,10 @@ class Index:
 
         Returns:
             One item for one id, else a list in the order of `ids`.
+
+        Examples:
+            >>> index.get("1").text
+            'a red bicycle'
         """
         item_ids = ids
         if isinstance(ids, str):
@@ -470,6 +487,10 @@ class Index:
 
         Args:
             item_id: of the item.
+
+        Examples:
+            >>> len(index.codes("1")) == len(index.about.levels)
+            True
         """
         return tuple(int(code) for code in self._columns([item_id], ["_codes"])[item_id]["_codes"])
 
@@ -478,6 +499,10 @@ class Index:
 
         Args:
             where: count only items that match this condition over metadata.
+
+        Examples:
+            >>> index.count(), index.count("price < 50")
+            (2, 1)
         """
 
         def call() -> int:
@@ -487,7 +512,12 @@ class Index:
         return self.consistent(call)
 
     def columns(self) -> dict[str, str]:
-        """Metadata keys that `where` can name, and what each holds: text, number or boolean."""
+        """Metadata keys that `where` can name, and what each holds: text, number or boolean.
+
+        Examples:
+            >>> index.columns()
+            {'price': 'number'}
+        """
         return self.consistent(lambda: dict(self.reader().columns))
 
     def items(
@@ -505,6 +535,10 @@ class Index:
 
         Raises:
             GeniusError: there is no such field, or `where` cannot be read.
+
+        Examples:
+            >>> sorted(item.id for item in index.items())
+            ['1', '2']
         """
         if limit is not None:
             whole("limit", limit, 0, 2**31)
@@ -574,11 +608,20 @@ class Index:
             limit: items that are listed.
             offset: items that are skipped first.
             per_child: items that are listed for each of the 64 fullest next codes.
+
+        Examples:
+            >>> index.below(index.codes("1")[:1]).count
+            2
         """
         return explaining.below(self, prefix, limit, offset, per_child)
 
     def modalities(self) -> set[Modality]:
-        """Modalities of the items. One whose last item was just deleted may still be named."""
+        """Modalities of the items. One whose last item was just deleted may still be named.
+
+        Examples:
+            >>> [modality.label for modality in index.modalities()]
+            ['text']
+        """
 
         def present() -> set[Modality]:
             with self.lock:
@@ -587,7 +630,12 @@ class Index:
         return self.consistent(present)
 
     def info(self) -> dict[str, Any]:
-        """What this index is, for people and machines."""
+        """What this index is, for people and machines.
+
+        Examples:
+            >>> index.info()["items"]
+            2
+        """
         return self.consistent(lambda: describe_index(self.path, self.about, self.reader()))
 
     def advice(self) -> str | None:
@@ -648,6 +696,12 @@ class Index:
 
         Raises:
             GeniusError: an argument is out of range, or `where` cannot be read.
+
+        Examples:
+            >>> index.search("a red bicycle", k=1)[0].id
+            '1'
+            >>> [hit.id for hit in index.search("a bicycle", where="price < 50")]
+            ['1']
         """
         parsed_target = Target.parse(target, modality)
         query = Query(text, image, instruction, parsed_target.modality, minus, vector)  # type: ignore[arg-type]
@@ -677,6 +731,10 @@ class Index:
 
         Returns:
             The hits of each query.
+
+        Examples:
+            >>> [hits[0].id for hits in index.search_many(["a red bicycle", "a boat"])]
+            ['1', '2']
         """
         return self.search_each(queries, [request] * len(queries))
 

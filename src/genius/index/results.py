@@ -85,8 +85,9 @@ class Hits(list[Hit]):
     def to_arrow(self) -> pa.Table:
         """An Arrow table, one row per hit; metadata fields are columns.
 
-        >>> Hits().to_arrow().num_rows
-        0
+        Examples:
+            >>> Hits().to_arrow().num_rows
+            0
         """
         import pyarrow as pa
 

@@ -74,10 +74,11 @@ class Embedder:
             on_error: "raise", or "skip" to leave out what cannot be read: `problems` says what, `kept` are the others.
             batch_size: items that the encoder takes at a time.
 
-        >>> from genius import Genius, Item
-        >>> model = Genius.from_pretrained("bundled:mini")
-        >>> model.embed_items([Item("1", text="a red bicycle"), Item("2", text="a blue boat")]).z.shape
-        torch.Size([2, 256])
+        Examples:
+            >>> from genius import Genius, Item
+            >>> model = Genius.from_pretrained("bundled:mini")
+            >>> model.embed_items([Item("1", text="a red bicycle"), Item("2", text="a blue boat")]).z.shape
+            torch.Size([2, 256])
         """
         features, kept, problems = encode_items(self._encoder(), items, batch_size=batch_size, on_error=on_error)
         z, dense = self.embed(features)
@@ -90,11 +91,12 @@ class Embedder:
             queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.
             batch_size: queries that the encoder takes at a time.
 
-        >>> from genius import Genius, Query
-        >>> model = Genius.from_pretrained("bundled:mini")
-        >>> wanted, unwanted = model.embed_queries([Query("a bicycle", minus="a child"), Query("a child")]).z
-        >>> abs(float(wanted @ unwanted)) < 1e-6
-        True
+        Examples:
+            >>> from genius import Genius, Query
+            >>> model = Genius.from_pretrained("bundled:mini")
+            >>> wanted, unwanted = model.embed_queries([Query("a bicycle", minus="a child"), Query("a child")]).z
+            >>> abs(float(wanted @ unwanted)) < 1e-6
+            True
         """
         unwanted = [query.minus for query in queries if query.minus is not None]
         both = [*queries, *unwanted]

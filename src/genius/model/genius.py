@@ -72,12 +72,13 @@ class Genius(Embedder):
         knows: how closely its codes describe the items it was made from.
         queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
 
-    >>> from genius import Genius, Item, Query
-    >>> model = Genius.from_pretrained("bundled:mini")
-    >>> model
-    Genius('bundled:mini', 256 wide, IDs of 3 x 512 x 512 x 512 x 512 x 512 x 512 x 512 x 512, encoder MiniEncoder)
-    >>> model.embed_queries([Query("a red bicycle")]).z.shape
-    torch.Size([1, 256])
+    Examples:
+        >>> from genius import Genius, Item, Query
+        >>> model = Genius.from_pretrained("bundled:mini")
+        >>> model
+        Genius('bundled:mini', 256 wide, IDs of 3 x 512 x 512 x 512 x 512 x 512 x 512 x 512 x 512, encoder MiniEncoder)
+        >>> model.embed_queries([Query("a red bicycle")]).z.shape
+        torch.Size([1, 256])
     """
 
     def __init__(self, config: GeniusConfig, encoder: Encoder | None = None) -> None:
@@ -126,8 +127,9 @@ class Genius(Embedder):
         Args:
             device: cpu, cuda, cuda:N, or auto: a GPU where there is one.
 
-        >>> Genius.from_pretrained("bundled:mini").to("cpu").device
-        device(type='cpu')
+        Examples:
+            >>> Genius.from_pretrained("bundled:mini").to("cpu").device
+            device(type='cpu')
         """
         where = find_device(str(device))
         self.network.to(where)
@@ -193,8 +195,9 @@ class Genius(Embedder):
     def fingerprint(self) -> str:
         """Hex digest of the configuration and every weight, the encoder's included: an index refuses a model with another.
 
-        >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
-        True
+        Examples:
+            >>> Genius.from_pretrained("bundled:mini").fingerprint() == Genius.from_pretrained("bundled:mini").fingerprint()
+            True
         """
         encoder = None
         if self.encoder is not None:
@@ -209,10 +212,11 @@ class Genius(Embedder):
             dtype: of the weights. `torch.int8` takes about a quarter of the bytes.
             encoder: whether an encoder of its own is saved, too.
 
-        >>> import tempfile
-        >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
-        >>> Genius.from_pretrained(folder).config.width
-        256
+        Examples:
+            >>> import tempfile
+            >>> Genius.from_pretrained("bundled:mini").save_pretrained(folder := tempfile.mkdtemp())
+            >>> Genius.from_pretrained(folder).config.width
+            256
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -265,7 +269,8 @@ class Genius(Embedder):
         Raises:
             GeniusError: If there is no such encoder, or the object has none of these methods.
 
-        >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
+        Examples:
+            >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
         """
         from genius.fit import Unfitted  # a late import of a higher layer, the only one
 
@@ -286,8 +291,9 @@ class Genius(Embedder):
         Raises:
             GeniusError: If there is no such model, a file is damaged, or `encoder` is another one than the model's.
 
-        >>> Genius.from_pretrained("bundled:mini").config.width
-        256
+        Examples:
+            >>> Genius.from_pretrained("bundled:mini").config.width
+            256
         """
         from genius.encoders import load_encoder, resolve
         from genius.encoders.objects import same_object

@@ -52,6 +52,10 @@ class SearchParams:
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
         plan: "auto", "flat", "scan" or "beam".
         item_bias: Take off each score how similar the item is to queries in general, where the model has a bank of queries.
+
+    Examples:
+        >>> SearchParams(plan="beam", beams=10).beams
+        10
     """
 
     beams: int = 50
@@ -111,7 +115,12 @@ def whole(name: str, value: object, low: int, high: int) -> None:
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
     """What a search is to return, for any queries. Built once, checked when it is built, and handed on as it is: by Python,
-    the command line and HTTP to the index."""
+    the command line and HTTP to the index.
+
+    Examples:
+        >>> SearchRequest(k=5, where="price < 50").k
+        5
+    """
 
     k: int = 10  # hits per query
     where: str | None = None  # SQL filter over metadata

@@ -1,0 +1,144 @@
+"""What the scan's codes find without vectors, how many vectors must be compared, and a second code in place of vectors.
+
+    python -m lab.front.compact FILE.hdf5 --out RESULT.json [--keep FOLDER]
+
+Candidates are the best by the codes of `Scan`, of `PROBED` cells. A second product code describes what the first leaves of the
+residual, in the same metric; candidates are ranked by the sum of both, and no vector is read. It is fitted and applied here, and
+is no part of the package: the figure says what 64 bytes in place of 512 would cost. Only candidates are encoded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import faiss as faiss_library
+import numpy as np
+
+from genius.search.cells import Cells, _balanced_directions, _product_quantizer
+from lab.front import algorithms
+from lab.front.data import Dataset
+from lab.front.ours import TARGET, Genius
+from lab.front.run import K, about, recall
+
+faiss: Any = faiss_library
+PROBED = 384  # cells
+COUNTS = (10, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1200)  # candidates
+SECOND_BYTES = (32, 64)
+FITTED_ON = 40_000  # items
+
+
+class Second:
+    """A product code of what the first code leaves."""
+
+    def __init__(self, cells: Cells, items: Any, bytes_per_item: int) -> None:
+        self.cells = cells
+        self.items = items
+        first = cells.arrays()
+        cell_of_row = np.empty(len(items), np.int64)
+        cell_of_row[first["rows"]] = np.repeat(np.arange(cells.count), first["sizes"])
+        codes = np.empty_like(first["codes"])
+        codes[first["rows"]] = first["codes"]
+        self.cell = cell_of_row
+        self.first = _product_quantizer(cells.codebooks)
+        self.codes = codes
+        sample = np.random.default_rng(0).permutation(len(items))[:FITTED_ON]
+        left = self.left(sample)
+        self.rotation = _balanced_directions(left, bytes_per_item)
+        self.quantizer = faiss.ProductQuantizer(cells.width, bytes_per_item, 8)
+        self.quantizer.cp.niter = 10
+        self.quantizer.cp.max_points_per_centroid = 128
+        self.quantizer.train(np.ascontiguousarray(left @ self.rotation.T))
+
+    def left(self, rows: Any) -> Any:
+        """(n, D) residuals less their first code, in the metric."""
+        residual = (self.items[rows] - self.cells.means[self.cell[rows]]) @ self.cells.item_transform
+        return residual - self.first.decode(np.ascontiguousarray(self.codes[rows]))
+
+    def scores(self, query: Any, first_scores: Any, rows: Any, codes: Any) -> Any:
+        """First scores plus q . second code, by look-up tables."""
+        seen = (query @ self.cells.query_transform @ self.rotation.T)[None]
+        table = np.empty((1, self.quantizer.M, 256), np.float32)
+        self.quantizer.compute_inner_prod_tables(1, faiss.swig_ptr(np.ascontiguousarray(seen)), faiss.swig_ptr(table))
+        return first_scores + table[0][np.arange(self.quantizer.M), codes].sum(1)
+
+
+def exact_first_scores(second: Second, query: Any, rows: Any) -> Any:
+    """q . (mean + first code): the scan's own scores are rounded."""
+    seen = query @ second.cells.query_transform
+    return second.cells.means[second.cell[rows]] @ query + second.first.decode(np.ascontiguousarray(second.codes[rows])) @ seen
+
+
+def with_second(second: Second, data: Dataset, found: Any, count: int) -> dict[str, float]:
+    """recall@10 of the best of `count` candidates by both codes, and processor milliseconds of ranking them."""
+    top = []
+    seconds = 0.0
+    for query, rows in zip(data.test, found[:, :count], strict=True):
+        rows = rows[rows >= 0]
+        codes = second.quantizer.compute_codes(np.ascontiguousarray(second.left(rows) @ second.rotation.T))
+        start = time.process_time()
+        scores = second.scores(query, exact_first_scores(second, query, rows), rows, codes)
+        best = np.argsort(-scores)[:K]
+        seconds += time.process_time() - start
+        top.append(rows[best])
+    return {
+        "recall@10": round(recall(np.array(top), data.neighbors), 4),
+        "ranking_ms": round(1e3 * seconds / len(data.test), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--queries", type=int, default=200)
+    parser.set_defaults(validation=0)
+    args = parser.parse_args()
+    faiss.omp_set_num_threads(1)
+    algorithms.KEPT = args.keep
+    data = Dataset.read(args.data)
+    data.test = data.test[: args.queries]
+    data.neighbors = data.neighbors[: args.queries]
+    genius = Genius()
+    genius.fit_ood(data.train, data.learn, data.learn_neighbors)
+    cells = genius.engine.scan.prepare().cells[TARGET]
+    start = time.process_time()
+    found = np.concatenate([cells.search(query[None], max(COUNTS), PROBED)[1] for query in data.test])
+    scan_ms = 1e3 * (time.process_time() - start) / len(data.test)
+    true = data.neighbors[:, :K]
+    by_count = {
+        str(count): round(float(np.mean([np.isin(near, own[:count]).mean() for near, own in zip(true, found, strict=True)])), 4)
+        for count in COUNTS
+    }
+    memory = genius.memory_bytes / len(data.train)
+    body: dict[str, Any] = {
+        **about(args, data),
+        "data": data.name,
+        "cells": cells.count,
+        "probed": PROBED,
+        "scan_ms": round(scan_ms, 3),
+        "code_bytes": int(cells.index.code_size),
+        "memory_bytes_per_item": round(memory, 1),
+        "recall_by_candidates": by_count,
+        "second": [],
+    }
+    for size in SECOND_BYTES:
+        second = Second(cells, data.train, size)
+        for count in (400, 800):
+            line = {"bytes": size, "bytes_in_all": round(memory + size, 1), "candidates": count}
+            line |= with_second(second, data, found, count)
+            print(json.dumps(line), flush=True)
+            body["second"].append(line)
+    args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({name: body[name] for name in ("scan_ms", "recall_by_candidates", "memory_bytes_per_item")}))
+
+
+if __name__ == "__main__":
+    main()
