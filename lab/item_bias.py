@@ -3,6 +3,7 @@
     python -m lab.item_bias vectors FEATURES TRAINING OUT [--products 6000]   vectors of a training's first two stages
     python -m lab.item_bias foreign ICONS TRAINING OUT [--towers FOLDER]      texts of another benchmark in the same space
     python -m lab.item_bias measure OUT TRAINING [OUT TRAINING ...]           several seeds -> lab/results/above_dense_*.json
+    python -m lab.item_bias icons FEATURES OUT                                icons -> lab/results/above_dense_icons.json
     python -m lab.item_bias table                                             tables and the plot of docs/engine.md from that JSON
 
 FEATURES: what `lab.fashion.data.extract` wrote; TRAINING: the folder `training/` of `genius train`. Stages 1 and 2 are enough:
@@ -47,8 +48,10 @@ BANK_SIZES = (100, 500, 2000, 8000)
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
-BEAM_QUERIES = 1000
-ROUNDS = 15  # of timed searches
+BEAM_QUERIES = 500
+ICONS = Path("lab/results/above_dense_icons.json")
+WORDINGS = Path("lab/results/wordings_fashion.json")
+ROUNDS = 10  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
 UNTRAINED = Path("lab/results/item_bias_fashion.json")  # by an earlier version of this program
@@ -291,7 +294,7 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         add("dense, target given", "given", reference)
         assert engine.item_bias is not None
         cost |= {"bytes_per_item": engine.item_bias.bytes_per_item}
-        if candidates == "all":
+        if candidates == "all" and seed == 0:
             cost |= search_cost(bench, engine)
         for given, target in ((False, "unknown"), (True, "given")):
             add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
@@ -330,6 +333,65 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         "lines": lines,
         "existence": existence(bench, kept, chosen, model),
         "training": bench.about,
+    }
+
+
+def write_icons_vectors(features: Path, out: Path) -> Genius:
+    """z of icons and their queries by `bundled:mini`, whose fusion has seen training and test queries, and no validation query.
+
+    The bank has training queries, weights are chosen on test queries, and validation queries are measured.
+    """
+    from lab.icons.vectors import load
+
+    model = Genius.from_pretrained("bundled:mini")
+    parts = load(features)
+    out.mkdir(parents=True, exist_ok=True)
+    pool = parts["train"].pool
+    z, _ = model.embed(pool)
+    np.savez(out / "items.npz", z=z.numpy(), modality=pool.modality.numpy(), codes=model.encode(pool).numpy())
+    named = {"learn": parts["train"], "held-out": parts["train"], "validation": parts["test"], "test": parts["val"]}
+    for name, part in named.items():
+        vectors, _ = model.embed(part.queries)
+        arrays: dict[str, Any] = {"z": vectors.numpy(), "modality": part.queries.modality.numpy(), "pairs": part.pairs.numpy()}
+        np.savez(out / f"{name}.npz", tasks=np.array([part.task_name(int(task)) for task in part.tasks]), **arrays)
+    (out / "about.json").write_text(json.dumps({"model": "bundled:mini", "items": len(pool)}), encoding="utf-8")
+    return model
+
+
+def measure_icons(features: Path, out: Path) -> dict[str, Any]:
+    """The default search with and without a bias, banks of several sizes, and existence, over some icons."""
+    model = write_icons_vectors(features, out)
+    bench = Bench(out, 0)
+    rows = np.arange(len(bench.items))
+    learned = bench.learn
+    kept = QueryBank.of(learned.z, learned.modality, learned.target, size=len(learned.z))
+    chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    lines: list[dict[str, Any]] = []
+    flat = SearchParams(plan="flat")
+    engine = bench.engine(kept, chosen, model, rows)
+    reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
+    add = Lines(lines, reference, "all", len(rows)).add
+    add("dense, target given", "given", reference)
+    add("default, no bias", "unknown", bench.hits(engine, rows, replace(flat, item_bias=False), False))
+    add("default, with bias", "unknown", bench.hits(engine, rows, flat, False))
+    codes = replace(flat, reranker="codes")
+    add("codes, no bias", "unknown", bench.hits(engine, rows, replace(codes, item_bias=False), False))
+    add("codes, with bias", "unknown", bench.hits(engine, rows, codes, False))
+    bank = shrink(kept, bench.items, bench.modality)
+    found = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
+    add("learned, no labels", "unknown", found, weights=_listed(bank.bias_weights))
+    assert engine.item_bias is not None
+    return {
+        "model": "bundled:mini",
+        "seeds": 1,
+        "queries": len(bench.test.z),
+        "bank": len(kept),
+        "chosen_on": len(bench.validation.z),
+        "weights": _listed(chosen.bias_weights),
+        "temperatures": _listed(chosen.bias_temperatures),
+        "bytes_per_item": engine.item_bias.bytes_per_item,
+        "lines": lines,
+        "existence": existence(bench, kept, chosen, model)["all"],
     }
 
 
@@ -636,6 +698,40 @@ def untrained_table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
+def icons_table(body: dict[str, Any]) -> str:
+    """Markdown of `measure_icons`."""
+    tasks = list(body["lines"][0]["hit"])
+    out = [
+        f"Icons, hit@5 in percent: {body['lines'][0]['items']:,} candidates drawn at random, `{body['model']}` (one seed),\n"
+        f"a bank of {body['bank']:,} training queries, weights chosen on {body['chosen_on']:,} test queries, measured on\n"
+        f"{body['queries']:,} validation queries, which no stage has seen ({body['date']}):",
+        "",
+        "| search | target | share | " + " | ".join(tasks) + " |",
+        "|---|---|---|" + "---:|" * len(tasks),
+    ]
+    for line in body["lines"]:
+        hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" for task in tasks)
+        out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
+    signals = body["existence"]["signals"]
+    shown = "; ".join(f"{name} {value['auroc']:.3f}" for name, value in signals.items())
+    return "\n".join([*out, "", f"Existence on icons, AUROC:\n{shown}."])
+
+
+def wordings_table(body: dict[str, Any]) -> str:
+    """Markdown of `lab.wordings`."""
+    queries = body["lines"]["training wordings"]["queries"]
+    out = [
+        f"Instructions in words that training never saw (fashion, seed {body['training']['seed']}, {queries} queries, unseen "
+        f"candidates, {body['date']}):",
+        "",
+        "| wording | hit@5 | right modality first |",
+        "|---|---:|---:|",
+    ]
+    for name, line in body["lines"].items():
+        out.append(f"| {name} | {line['hit@5']:.1f} | {line['right_modality_first']:.3f} |")
+    return "\n".join(out)
+
+
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -643,7 +739,9 @@ def write_table() -> None:
     body = json.loads(RESULT.read_text(encoding="utf-8"))
     made = tables(body)
     PLOT.write_text(plot(body), encoding="utf-8")
-    made += "\n\n" + untrained_table(json.loads(UNTRAINED.read_text(encoding="utf-8")))
+    for path, table in ((ICONS, icons_table), (WORDINGS, wordings_table), (UNTRAINED, untrained_table)):
+        if path.exists():
+            made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
 
 
@@ -654,6 +752,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign = commands.add_parser("foreign")
     measured = commands.add_parser("measure")
     commands.add_parser("table")
+    icons = commands.add_parser("icons")
+    icons.add_argument("features", type=Path)
+    icons.add_argument("out", type=Path)
     vectors.add_argument("features", type=Path)
     foreign.add_argument("icons", type=Path)
     for command in (vectors, foreign):
@@ -663,6 +764,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign.add_argument("--towers", type=Path)
     measured.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
     measured.add_argument("--output", type=Path, default=RESULT)
+    measured.add_argument("--add", action="store_true", help="add these seeds to the runs that the JSON has")
     args = parser.parse_args(arguments)
     if args.command == "vectors":
         write_vectors(args.features, args.training, args.out, args.products)
@@ -670,32 +772,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_foreign(args.icons, args.training, args.out, args.towers)
     elif args.command == "table":
         write_table()
+    elif args.command == "icons":
+        body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
+        ICONS.write_text(_compact(body), encoding="utf-8")
     else:
-        write_measured(args.runs, args.output)
+        write_measured(args.runs, args.output, args.add)
 
 
-def write_measured(paths: Sequence[Path], output: Path) -> None:
-    commit = current_commit()
-    runs = [measure(out, training) for out, training in zip(paths[0::2], paths[1::2], strict=True)]
+def _made() -> dict[str, Any]:
+    """Of what and where a result was made."""
+    date = datetime.date.today().isoformat()
+    return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
+
+
+def _compact(body: dict[str, Any]) -> str:
+    """JSON whose innermost lists and objects stand on one line."""
+    text = json.dumps(body, indent=1)
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
+
+
+def write_measured(paths: Sequence[Path], output: Path, add: bool = False) -> None:
+    """Measure every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs that it has."""
+    made = _made()
+    runs = []
+    if add:
+        runs = json.loads(output.read_text(encoding="utf-8"))["runs"]
     config: dict[str, Any] = {}
-    for run in runs:
+    for out, training in zip(paths[0::2], paths[1::2], strict=True):
+        run = measure(out, training)
         config = run["training"].pop("config")
+        runs.append({"commit": made["commit"], **run})
+    changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
     body = {
         "command": "python -m lab.item_bias measure",
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
+        **made,
         "seeds": [run["training"]["seed"] for run in runs],
-        "device": "CPU",
-        "threads": torch.get_num_threads(),
         "test_queries": runs[0]["existence"]["all"]["queries"],
-        "changes": {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
-        | {"model.decoder": config["model"]["decoder"]},
+        "changes": changes | {"model.decoder": config["model"]["decoder"]},
         "summary": summary(runs),
         "runs": runs,
     }
-    text = json.dumps(body, indent=1)
-    text = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)  # innermost ones on one line
-    output.write_text(text + "\n", encoding="utf-8")
+    output.write_text(_compact(body), encoding="utf-8")
 
 
 if __name__ == "__main__":

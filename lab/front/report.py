@@ -165,7 +165,7 @@ def sizes() -> list[str]:
     out = [
         "## hit@5 by the size of the collection",
         "",
-        "The default search, which is not told the target modality, beside dense search that is told: share of its hit@5. Fashion, vectors of a small trained "
+        "The default search without a given target modality, relative to dense search with it: share of its hit@5. Fashion, vectors of a small trained "
         "fusion (6,000 products in training), 72,000 items of 24,000 products and filling above; three seeds of items, test queries and bank, least to most. "
         "With the item bias (the default), and in brackets without it.",
         "",

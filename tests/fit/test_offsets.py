@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from genius.features import Features
-from genius.fit import FitConfig, fit_collection, synthetic_query_offsets
+from genius.fit import FitConfig, fit_collection, fused_vectors, sum_fusion, synthetic_query_offsets
 from genius.fit.synthetic_queries import SyntheticQueries
 
 
@@ -45,3 +45,14 @@ def test_a_fitted_model_brings_its_synthetic_queries() -> None:
     bank = fit_collection(items, synthetic, config=FitConfig(steps=2, iterations=2)).model.queries
     assert bank is not None and len(bank) == 20 and bank.target.tolist() == [0] * 20
     assert fit_collection(items, None, config=FitConfig(steps=2, iterations=2)).model.queries is None
+
+
+def test_image_and_text_of_a_pair_count_equally() -> None:
+    """However long an encoder's image and text vectors are."""
+    images = 3.0 * torch.eye(4)[:2]
+    texts = 0.5 * torch.eye(4)[2:]
+    there = torch.ones(2, dtype=torch.bool)
+    pairs = Features(images, texts, there, there)
+    z = fused_vectors(sum_fusion(pairs), pairs)
+    half = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 1]]) / 2**0.5
+    assert torch.allclose(z, half, atol=1e-5)

@@ -77,6 +77,7 @@ def test_a_target_is_what_people_mean_by_it(index: Index) -> None:
     for target in ("image", "text", "pair"):  # a folder of captioned photos: all of them have a picture, and words
         assert {hit.id for hit in index.search(text="a red thing", target=target, k=9)} == {f"pair {c}" for c in COLOURS}
     assert index.search(text="a red thing", modality="image") == []
+    assert index.search(text="a red thing").target == Modality.IMAGE  # what is looked for where nobody says it
     index.add([Item(f"image {c}", image=picture(c)) for c in COLOURS] + [Item(f"text {c}", text=f"a {c} thing") for c in COLOURS])
     hits = index.search(text="a red thing", target="image", k=20)
     assert {hit.id.split()[0] for hit in hits} == {"pair", "image"} and len(hits) == 8
@@ -398,6 +399,8 @@ def test_a_model_without_modality_codes_still_obeys_target(tmp_path: Path) -> No
     )
     assert [len(part) for part in hits] == [4, 10, 14]
     assert {hit.modality for hit in hits[0]} == {Modality.IMAGE} and {hit.modality for hit in hits[1]} == {Modality.TEXT}
+    filtered = index.search_many([Query(text="red", target=Modality.TEXT)], SearchRequest(20, where="rank < 3"))
+    assert {hit.id for hit in filtered[0]} == {"t0", "t1", "t2"}  # the filter and the target hold together
 
 
 def test_search_defaults_come_from_the_model(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Tries on disk: what was saved comes back, and a foreign or broken file is refused in one line."""
+"""A base from a table in any order; tries on disk: what was saved comes back, a foreign or broken file is refused in one line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius import GeniusError
-from genius.index.cache import load_trie, save_trie
+from genius.index.cache import build, load_trie, save_trie
 from genius.search import CodeTrie
 
 SIZES = (3, 6, 300, 4)
@@ -45,3 +46,37 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half").write_bytes((tmp_path / "whole").read_bytes()[:-40])
     with pytest.raises(GeniusError, match="cut short"):
         load_trie(tmp_path / "half")
+
+
+class Shuffled:
+    """A version of a table whose rows lie in another order than they were written in, as after compaction or upserts."""
+
+    version = 7
+    noted = None
+
+    def __init__(self) -> None:
+        self.table_seqs = np.array([[30, 10], [40, 20]])  # two batches
+        self.codes_of_seq = {seq: np.array(codes, np.uint16) for seq, codes in zip((10, 20, 30, 40), CODES, strict=True)}
+
+    def count(self) -> int:
+        return 4
+
+    def codes(self) -> Iterator[tuple[np.ndarray, list[str], np.ndarray]]:
+        for seqs in self.table_seqs:
+            yield seqs, [f"item {seq}" for seq in seqs], np.stack([self.codes_of_seq[seq] for seq in seqs.tolist()])
+
+    def embeddings(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for seqs in self.table_seqs:
+            yield seqs, np.stack([seqs, -seqs], 1).astype(np.float16)
+
+
+CODES = [(2, 0, 7, 1), (0, 5, 299, 3), (1, 1, 1, 1), (0, 5, 0, 3)]
+
+
+def test_rows_of_a_base_are_in_the_order_of_writing() -> None:
+    """Codes, vectors and ids of a row belong together, however the table is ordered."""
+    base = build(Shuffled(), SIZES, 2, None)  # type: ignore[arg-type]
+    assert base.seqs.tolist() == [10, 20, 30, 40]
+    assert base.trie.codes_of(np.arange(4)).tolist() == [list(codes) for codes in CODES]
+    assert base.vectors_of(np.arange(4))[:, 0].tolist() == [10, 20, 30, 40]
+    assert [int(base.candidates(f"item {seq}")[0]) for seq in (10, 20, 30, 40)] == [0, 1, 2, 3]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from genius import Genius, Index, Item, Query
 from genius.cli import app
 from genius.errors import GeniusError
+from genius.index.searching import not_rising
 from genius.model.confidence import GROUPS, OF_ANSWER, OF_HIT
 
 WORDS = ["red circle", "green square", "blue star", "old tall tree", "new round table"]
@@ -101,3 +102,9 @@ def test_foreign_weights_are_refused_when_the_model_is_read(model: Genius, tmp_p
     with pytest.raises(GeniusError, match="confidence"):
         Genius.from_pretrained(folder)
     assert dataclasses.asdict(model.config)["confidence"] == {}
+
+
+def test_neighbours_in_the_wrong_order_are_averaged_by_their_number() -> None:
+    """Three that rise become their mean: the first two together count twice as much as the third."""
+    assert not_rising([0.9, 0.2, 0.4, 0.6]) == pytest.approx([0.9, 0.4, 0.4, 0.4])
+    assert not_rising([0.5, 0.4, 0.1]) == [0.5, 0.4, 0.1]

@@ -17,6 +17,7 @@ import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
 from genius.index import cache
+from genius.index.ledger import seal
 from genius.index.reader import HIT_COLUMNS
 from genius.index.repair import repair
 from genius.search import CodeTrie, SearchRequest
@@ -139,15 +140,16 @@ def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius)
         lambda: (folder / "seqs.npy").unlink(),
         lambda: cut("shown.bin"),
         lambda: cut("base.json"),
-        lambda: (folder / "base.json").write_text(json.dumps({**about, "fingerprint": "0" * 32})),
-        lambda: (folder / "base.json").write_text(json.dumps({**about, "index": "another"})),
+        lambda: (folder / "base.json").write_text(seal({**cache.read_base(folder), "fingerprint": "0" * 32})),
+        lambda: (folder / "base.json").write_text(seal({**cache.read_base(folder), "index": "another"})),
     ]
     for damage in damages:
         damage()
         opened = Index(index.path, model)
         assert everything(opened) == expected
         assert opened.live.base.items == 40 and (folder / "base.json").is_file()  # and it was repaired
-        about = json.loads((folder / "base.json").read_text())
+        made = cache.read_base(folder)
+        assert (made["index"], made["fingerprint"]) == (about["index"], about["fingerprint"])
     shutil.rmtree(index.path / "cache")
     assert everything(Index(index.path, model)) == expected
 

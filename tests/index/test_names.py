@@ -10,6 +10,7 @@ from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item
 from genius.index.ingest import IngestConfig, ingest
+from genius.index.names import deleted_ids
 from genius.index.repair import restore, snapshot
 
 
@@ -136,6 +137,7 @@ def test_what_was_deleted_stays_deleted_in_copies(index: Index, photos: Path, mo
     index.delete("photos/1.png")
     snapshot(index.path, tmp_path / "copy.genius")
     snapshot(index.path, tmp_path / "older.genius", version=before)
+    assert deleted_ids(tmp_path / "copy.genius") == {"photos/1.png"} and not deleted_ids(tmp_path / "older.genius")
     with Index.open(tmp_path / "copy.genius", model) as copy:
         assert ingest(copy, [photos]).left_deleted == 1 and "photos/1.png" not in copy
     with Index.open(tmp_path / "older.genius", model) as older:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius.model.bias_choice import JudgedQueries, agreement, bank_subset, choose, directions, fitting, mean_similarity, shrink
+from genius.model import bias_choice
+from genius.model.bias_choice import (
+    JudgedQueries,
+    agreement,
+    bank_subset,
+    choose,
+    choose_crossed,
+    directions,
+    fitting,
+    mean_similarity,
+    shrink,
+)
 from genius.model.query_bank import TEMPERATURE, QueryBank
 
 WIDTH = 32
@@ -82,3 +93,16 @@ def test_mean_similarity_is_the_formula() -> None:
     queries, items = unit(700, 12), unit(5, 13)
     expected = TEMPERATURE * np.log(np.exp(queries @ items.T / TEMPERATURE).mean(0))
     assert mean_similarity(queries, items, TEMPERATURE) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_query_is_judged_by_the_other_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own half it would be among the queries that its bias is made of."""
+    z = unit(120, 12)
+    rows = list(range(10, 110))
+    judged = JudgedQueries(z[rows], np.full(100, TEXT), np.full(100, IMAGE), [[0]] * 100)
+    folds: list[tuple[QueryBank, JudgedQueries]] = []
+    monkeypatch.setattr(bias_choice, "_with_best", lambda known, parts, *_: folds.extend(parts) or known)
+    choose_crossed(bank(z), judged, rows, unit(5, 13), np.zeros(5, np.int64))
+    assert [len(own.z) for _, own in folds] == [50, 50]
+    for part, own in folds:
+        assert len(part) == 60 and not {row.tobytes() for row in part.z} & {row.tobytes() for row in own.z}

@@ -104,6 +104,17 @@ def test_a_code_that_got_nothing_keeps_its_place() -> None:
     assert not torch.isclose(quantizer.codebook(1)[used], before[used]).all(1).any()
 
 
+def test_codes_move_to_the_smoothed_mean() -> None:
+    """By hand: averages of sizes and sums decay, sizes are smoothed by epsilon, and keep their total."""
+    quantizer = ResidualQuantizer(QuantizerConfig(2, (3, 2), decay=0.75, epsilon=0.5))
+    quantizer.get_buffer("sizes_1").copy_(torch.tensor([4.0, 8.0]))
+    quantizer.get_buffer("sums_1").copy_(torch.tensor([[4.0, 0.0], [0.0, 8.0]]))
+    quantizer._move(1, slice(None), torch.tensor([8.0, 4.0]), torch.tensor([[8.0, 8.0], [4.0, 0.0]]))
+    # sizes become 5 and 7, sums (5, 2) and (1, 6); smoothed sizes (5 + 1/2) and (7 + 1/2), times 12 / (12 + 2 * 1/2)
+    smoothed = torch.tensor([[5.5], [7.5]]) * 12 / 13
+    assert torch.allclose(quantizer.codebook(1), torch.tensor([[5.0, 2.0], [1.0, 6.0]]) / smoothed)
+
+
 def test_a_dead_code_comes_back() -> None:
     torch.manual_seed(0)
     quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 4)))

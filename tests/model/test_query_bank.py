@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,18 @@ def test_a_file_that_is_no_bank_is_refused(tmp_path: Path, change: dict[str, tor
     with pytest.raises(GeniusError, match=said):
         QueryBank.load(tmp_path, 256)
     assert QueryBank.load(tmp_path / "nowhere", 256) is None
+
+
+def test_banks_that_differ_have_other_digests() -> None:
+    """Caches are told apart by it: each part that metric or item bias follow from counts."""
+    own = bank(300)
+    numbers = np.full((3, 3), 0.5, np.float32)
+    others = [
+        replace(own, z=own.z[::-1].copy()),
+        replace(own, modality=1 - own.modality),
+        replace(own, target=(own.target + 1) % 3),
+        replace(own, bias_weights=numbers, bias_temperatures=numbers),
+        replace(own, bias_weights=numbers, bias_temperatures=2 * numbers),
+    ]
+    assert len({one.digest() for one in (own, *others)}) == 1 + len(others)
+    assert bank(300).digest() == own.digest()

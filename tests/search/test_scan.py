@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,38 @@ def test_a_filter_far_from_the_query_still_fills_k(world: World, monkeypatch: py
     assert (found.rows >= 0).all() and allowed[found.rows[0]].all()
 
 
+def test_a_narrow_filter_is_answered_exactly(world: World) -> None:
+    """All that it lets through are compared: by the plan's own scores, without a re-ranker, the answer is brute force's."""
+    allowed = np.random.default_rng(5).random(ITEMS) < 0.1
+    exact = world.engine.search(world.z, k=10, params=FLAT, target=world.target, allowed=allowed)
+    found = world.engine.search(
+        world.z, k=10, params=SearchParams(plan="scan", reranker="none"), target=world.target, allowed=allowed
+    )
+    np.testing.assert_allclose(found.scores, exact.scores, atol=1e-5, rtol=0)
+
+
+def test_a_modality_that_may_hold_a_better_item_is_searched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries that may want any modality, each as likely: their nearest items are spread over all."""
+    monkeypatch.setattr(SearchEngine, "modality_log_probs", lambda _, z: np.full((len(z), 3), -np.log(3), np.float32))
+    everything = torch.full((90,), -1)
+    truth = world.engine.search(world.z, k=10, params=FLAT, target=everything).rows
+    found = world.engine.search(world.z, k=10, params=SCAN, target=everything).rows
+    assert len(np.unique(world.codes[truth, 0])) == 3
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), truth.tolist(), strict=True)]) >= 0.98
+
+
+def test_a_comparison_in_blocks_is_one_without(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 64)
+    rows = np.arange(7, ITEMS, 40)
+    vectors = world.engine.collection.vectors
+    assert vectors is not None
+    scores, found = scan.compare_all(vectors, rows, world.z.numpy(), 12)
+    best = (world.z @ world.vectors[rows].float().T).topk(12, dim=1)
+    np.testing.assert_allclose(scores, best.values, atol=1e-5, rtol=0)
+    own = (world.z[:, None] * world.vectors[found].float()).sum(2)  # of the rows that it names
+    np.testing.assert_allclose(own, scores, atol=1e-5, rtol=0)
+
+
 def test_every_query_has_its_own_filter(world: World) -> None:
     """Nobody sees what only another's filter lets through."""
     rng = np.random.default_rng(2)
@@ -168,6 +201,16 @@ def test_what_is_kept_on_disk_finds_the_same(world: World, tmp_path: Path, monke
     theirs = world.engine.search(world.z, k=10, params=SCAN, target=world.target)
     assert np.array_equal(ours.rows, theirs.rows) and np.array_equal(ours.scores, theirs.scores)
     assert ScanIndex.load(cache.folder, "another") is None
+
+
+def test_a_saved_scan_of_another_number_of_items_is_not_used(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ScanCache(tmp_path, "this")
+    own = world.engine.scan.prepare()
+    replace(own, rows=ITEMS + 5).save(cache.folder, cache.identity)
+    monkeypatch.setattr(ScanIndex, "build", lambda *_: own)
+    assert world.engine_of(slice(0, ITEMS), cache).scan.prepare().rows == ITEMS
 
 
 def _spoil(name: str, change: object) -> object:

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from genius.cli import app
-from genius.serve.logs import PlainFormatter
+from genius.serve.logs import TextFormatter
 
 
 def test_sigterm_answers_what_is_in_flight_then_exits(start_server: Callable[..., Any]) -> None:
@@ -91,7 +91,7 @@ def test_logs_are_json_lines_without_queries_or_keys(live: Any) -> None:
 def test_in_a_terminal_logs_are_plain_lines() -> None:
     record = logging.LogRecord("genius.serve", logging.INFO, "", 0, "request", (), None)
     record.fields = {"path": "/v1/items/\x1b[2J\n", "status": 200}
-    line = PlainFormatter().format(record)
+    line = TextFormatter().format(record)
     assert line.endswith("request path=/v1/items/\\u001b[2J\\n status=200") and line.isprintable()
 
 

@@ -61,6 +61,16 @@ def test_symmetric_contrastive_is_the_published_form() -> None:
     assert torch.allclose(one_way, F.cross_entropy(logits, labels), rtol=1e-5)
 
 
+def test_targets_know_which_queries_they_are_positives_of() -> None:
+    """Of three targets the first is a positive of two queries: in the direction back it has two positives, not one."""
+    q, c = unit(3), unit(3)
+    positive = torch.tensor([[True, False, False], [True, True, False], [False, False, True]])
+    scores = q @ c.T / 0.1
+    loss, _ = contrastive(q, c, temperature=0.1, positive=positive)
+    expected = (info_nce(scores, positive) + info_nce(scores.T, positive.T)) / 2
+    assert torch.allclose(loss, expected, rtol=1e-5)
+
+
 def test_the_residual_loss_is_the_mean_over_rows_levels_and_dimensions() -> None:
     residuals, chosen = [torch.randn(5, 12) for _ in range(4)], [torch.randn(5, 12) for _ in range(4)]
     by_hand = sum((r - e).square().sum().item() for r, e in zip(residuals, chosen, strict=True)) / (5 * 12 * 4)

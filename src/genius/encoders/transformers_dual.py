@@ -94,7 +94,7 @@ class DualEncoder(nn.Module):
         if not texts:
             return torch.empty(0, self.width)
         ids = self.tokenizer(
-            self._written(texts),
+            self._formatted_texts(texts),
             padding=self._padding(),
             truncation=True,
             max_length=self._length(),
@@ -133,7 +133,7 @@ class DualEncoder(nn.Module):
     def _width(self) -> int:
         raise NotImplementedError
 
-    def _written(self, texts: Sequence[str]) -> list[str]:
+    def _formatted_texts(self, texts: Sequence[str]) -> list[str]:
         """Texts as the tokenizer is to read them."""
         return list(texts)
 
@@ -242,7 +242,7 @@ class Siglip2Encoder(SiglipEncoder):
             raise GeniusError(f"its position embeddings are no square: {config.num_patches}")
         return read_patches(directory, int(config.patch_size), int(config.num_patches))
 
-    def _written(self, texts: Sequence[str]) -> list[str]:
+    def _formatted_texts(self, texts: Sequence[str]) -> list[str]:
         return [text.lower() for text in texts]  # trained so; tokenizers of earlier transformers leave it to the caller
 
     def _pool_images(self, pixels: Any) -> Tensor:

@@ -264,10 +264,10 @@ class IndexBackend:
         self, vectors: NDArray[np.float32], top_k: int, candidates: Sequence[dict[int, int] | None]
     ) -> Iterator[tuple[list[float], list[int]]]:
         assert self._index is not None
-        asked = [number for number, rows in enumerate(candidates) if rows is None or rows]
-        requests = [self._request(top_k, candidates[number]) for number in asked]
-        queries = [Query(vector=vectors[number]) for number in asked]
-        found = dict(zip(asked, self._index.search_each(queries, requests), strict=True))
+        query_numbers = [number for number, rows in enumerate(candidates) if rows is None or rows]
+        requests = [self._request(top_k, candidates[number]) for number in query_numbers]
+        queries = [Query(vector=vectors[number]) for number in query_numbers]
+        found = dict(zip(query_numbers, self._index.search_each(queries, requests), strict=True))
         for number, rows in enumerate(candidates):
             hits = found.get(number, Hits())
             positions = [int(hit.id) for hit in hits]

@@ -231,10 +231,12 @@ def index_vectors(
         sample = _usable(np.asarray(array[rows]), modality)
         done, model = _new_model(output, sample, queries, fit or not compared_whole(len(array)), config, say)
     with Index(output, model) as index:
-        written = index.upsert(_each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress)
-        report.added = written.added
-        report.replaced = written.replaced
-        report.problems += written.problems
+        write_report = index.upsert(
+            _each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress
+        )
+        report.added = write_report.added
+        report.replaced = write_report.replaced
+        report.problems += write_report.problems
         report.seconds = time.monotonic() - started
         return report, done, index.count()
 

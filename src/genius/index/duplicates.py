@@ -307,9 +307,9 @@ def _join_captioned(index: Index, looks: Looks, groups: _Groups, similarity: flo
     pairs = [name for name in captioned if looks.of(name) is not None]
     if not images or not pairs:
         return
-    vectors = np.stack([_looked(looks, name).vector() for name in images])
+    vectors = np.stack([_small_image(looks, name).vector() for name in images])
     for chunk in batched(pairs, AT_ONCE):
-        queries = np.stack([_looked(looks, name).vector() for name in chunk])
+        queries = np.stack([_small_image(looks, name).vector() for name in chunk])
         for name, row in zip(chunk, _mean_square(queries, vectors), strict=True):
             close = [images[place] for place in np.flatnonzero(row <= EQUAL_ON_AVERAGE**2)]
             alike = [other for other in close if not groups.joined(name, other) and _equal(looks, name, other)]
@@ -325,14 +325,14 @@ def _mean_square(queries: Pixels, vectors: Pixels) -> Pixels:
     return mean
 
 
-def _looked(looks: Looks, name: str) -> Small:
+def _small_image(looks: Looks, name: str) -> Small:
     small = looks.of(name)
     assert small is not None
     return small
 
 
 def _equal(looks: Looks, one: str, other: str) -> bool:
-    brightness, colour = _looked(looks, one).difference(_looked(looks, other))
+    brightness, colour = _small_image(looks, one).difference(_small_image(looks, other))
     return brightness <= EQUAL_BRIGHTNESS and colour <= EQUAL_COLOURS
 
 

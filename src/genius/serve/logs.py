@@ -83,7 +83,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
-class PlainFormatter(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """The same as one line for a person who watches a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -106,7 +106,7 @@ def configure(level: str, audit: str = "") -> None:
         audit: File that gets a copy of every line about a change. It is opened again when it was moved away.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter() if sys.stderr.isatty() else JsonFormatter())
+    handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
     handler.setLevel(level.upper())
     for name in ("genius.serve", "uvicorn"):
         target = logging.getLogger(name)
