@@ -64,7 +64,7 @@ def test_cleaned_versions_are_refused_and_open_handles_go_on(index: Index, model
     index.optimize(keep=timedelta(0))
     assert len(index.versions()) <= 2
     assert everything(reader) == everything(index) and len(reader) == 19
-    with pytest.raises(GeniusError, match=f"version {old - 3} of .* cleaned away"):
+    with pytest.raises(GeniusError, match=f"version {old - 3} of .* removed by genius optimize"):
         past.get("t1")
     with pytest.raises(GeniusError):
         Index(index.path, model, version=old)

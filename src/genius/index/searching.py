@@ -401,7 +401,8 @@ def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: 
     wanted_mean, wanted_deviation = background[scale]
     if not np.isfinite(background[[own, scale]]).all() or deviation < LEAST_DEVIATION or wanted_deviation < LEAST_DEVIATION:
         return scores
-    out: NDArray[np.float32] = wanted_mean + (scores - mean) * (wanted_deviation / deviation)
+    stretch = max(1.0, float(wanted_deviation / deviation))  # a query in a caption's own words spreads captions, and keeps that
+    out: NDArray[np.float32] = wanted_mean + (scores - mean) * stretch
     return out
 
 
