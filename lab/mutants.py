@@ -451,7 +451,7 @@ OWN = (
         "P14", "the likeliest modality may be one that no item has", "search/engine.py",
         "likeliest = np.where(exists, log_probs, -np.inf).max(1, keepdims=True)",
         "likeliest = log_probs.max(1, keepdims=True)",
-        ("search/test_engine.py::test_an_unknown_target_equals_dense_given_the_target",),
+        ("search/test_engine.py::test_scores_keep_their_scale_where_no_item_is_of_the_likeliest_modality",),
     ),
     Mutant(
         "P15", "padding is ranked by its score", "search/rerank.py",
@@ -476,7 +476,7 @@ OWN = (
     Mutant(
         "P19", "a given modality costs its log-probability in a mixed batch", "search/beam.py",
         ".masked_fill(wanted >= 0, 0.0)", "",
-        ("search/test_beam.py::test_equals_brute_force",),
+        ("search/test_beam.py::test_queries_with_and_without_a_target_share_a_batch",),
     ),
     Mutant(
         "P20", "a filter is forgotten where codes do not say the modality", "index/searching.py",
