@@ -352,7 +352,7 @@ REVIEW = (
     Mutant(
         "A1", "keys are valid once they have expired", "serve/auth.py",
         "self.expires <= datetime.now(UTC)", "self.expires > datetime.now(UTC)",
-        ("serve/test_auth.py::test_keys_from_file_and_environment",),
+        ("serve/test_rotation.py::test_a_key_ends",),
     ),
     Mutant(
         "A2", "any key may do anything", "serve/auth.py",
@@ -395,7 +395,7 @@ OWN = (
     Mutant(
         "P3", "vectors are kept with the biases of another bank", "search/flat.py",
         "held.vectors is vectors and (item_bias is None or held.item_bias is item_bias)", "held.vectors is vectors",
-        ("search/test_item_bias.py::test_the_exact_plan_adds_modality_and_bias_as_the_formula_says",),
+        ("search/test_item_bias.py::test_a_hub_is_found_less_often",),
     ),
     Mutant(
         "P4", "what a query may not find fills up its hits", "search/flat.py",
@@ -435,7 +435,7 @@ OWN = (
     Mutant(
         "P11", "added items get the modality of the first ones for their bias", "search/item_bias.py",
         "known), modality[first:])", "known), modality[: len(modality) - first])",
-        ("search/test_item_bias.py::test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs",),
+        ("search/test_item_bias.py::test_the_bias_of_an_added_item_follows_its_own_modality",),
     ),
     Mutant(
         "P12", "biases of another bank are read from the cache", "search/item_bias.py",
@@ -466,7 +466,7 @@ OWN = (
     Mutant(
         "P17", "a child ends where the next row's begins", "search/trie.py",
         "end[:-1] = self.ops.where(row[1:] == row[:-1], start[1:], end[:-1])", "end[:-1] = start[1:]",
-        ("search/test_trie.py::test_says_what_is_below_every_prefix",),
+        ("search/test_beam.py::test_equals_brute_force",),
     ),
     Mutant(
         "P18", "a filter's rows are counted in the order of rows, not of IDs", "search/trie.py",
