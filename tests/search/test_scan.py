@@ -84,6 +84,7 @@ def recall(engine: SearchEngine, world: World, k: int, **more: object) -> float:
 @pytest.mark.parametrize("k", [1, 10, 100, 1000])
 def test_a_scan_finds_the_nearest_for_any_k(world: World, k: int) -> None:
     assert recall(world.engine, world, k) >= 0.98
+    assert set(world.engine.scan.prepare().cells) == {0, 1}  # by codes: they passed the calibration, and not all was compared
 
 
 def test_codes_fitted_to_the_metric_of_queries_say_more(world: World) -> None:
