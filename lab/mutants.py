@@ -230,7 +230,7 @@ REVIEW = (
     Mutant(
         "Q5", "items as near as the tenth but for rounding do not count in the calibration", "search/scan.py",
         "self.tenth[query] - TIE", "self.tenth[query] + TIE",
-        ("search/test_scan.py::test_vectors_that_the_cells_do_not_follow_get_a_larger_effort",),
+        ("search/test_scan.py::test_a_scan_finds_the_nearest_for_any_k",),
     ),
     Mutant(
         "S1", "hits of several modalities are merged worst first", "index/searching.py",
