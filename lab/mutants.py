@@ -327,7 +327,7 @@ REVIEW = (
         "O2", "vectors that were held back stand for all that are new", "index/opened.py",
         "whole = bool(held) and held[0][0] == first and held[-1][0] + len(held[-1][1]) == len(self.seqs)",
         "whole = bool(held)",
-        ("index/test_extents.py::test_vectors_that_were_just_written_are_not_read_back", "index/test_index_stateful.py",),
+        ("index/test_extents.py::test_an_open_index_searches_the_vectors_of_two_writers",),
     ),
     Mutant(
         "W1", "of an id that is upserted twice in a batch the first item wins", "index/writing.py",
@@ -425,7 +425,7 @@ OWN = (
     Mutant(
         "P9", "queries are brought into the space of items", "search/cells.py",
         "queries @ self.query_transform", "queries @ self.item_transform",
-        ("search/test_scan.py::test_a_scan_finds_the_nearest_for_any_k",),
+        ("search/test_scan.py::test_codes_fitted_to_the_metric_of_queries_say_more",),
     ),
     Mutant(
         "P10", "the range of biases begins above its least", "search/item_bias.py",
@@ -643,7 +643,7 @@ OWN = (
     Mutant(
         "P52", "an upsert is searched with the vectors of before", "index/opened.py",
         "out[self.rows_of(seqs) - first] = embeddings", "out[: len(seqs)] = embeddings",
-        ("index/test_extents.py::test_vectors_in_several_pieces_are_searched_as_one", "index/test_index_stateful.py",),
+        ("index/test_extents.py::test_an_open_index_searches_the_vectors_of_two_writers",),
     ),
 )  # fmt: skip
 
