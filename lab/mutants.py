@@ -516,7 +516,7 @@ OWN = (
     Mutant(
         "P27", "an index whose files are gone opens", "index/commit.py",
         "tolerate_missing=state.cleaning)", "tolerate_missing=True)",
-        ("index/test_index_integrity.py::test_a_fast_check_finds_what_is_missing_or_cut",),
+        ("index/test_index_crash.py::test_damage_is_reported_in_one_line",),
     ),
     Mutant(
         "P28", "a file takes its name before its bytes are on the disk", "files.py",

@@ -180,6 +180,7 @@ def test_deleted_items_are_gone_and_added_ones_found(world: World) -> None:
     found = grown.search(world.z, k=20, params=SCAN, target=world.target).rows
     assert alive[found].all() and (found >= first).any()
     assert len(engine.scan.prepare().cells[0]) == before  # the engine of before shows what it showed
+    assert set(engine.scan.prepare().few[2]) < set(grown.scan.prepare().few[2])  # a small modality keeps its items
     assert grown.search(world.z[:1], k=3).plan in ("flat", "scan")
 
 
