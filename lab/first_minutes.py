@@ -452,7 +452,8 @@ def main() -> None:
     }
     if given.only:
         shell = Shell(given.wheel, folder)
-        first_answer(shell)
+        body["first_answer"] = first_answer(shell)
+        body["installs"] = {"installed_mb": size_mb(given.wheel)}
         body["command"] = f"python -m lab.first_minutes ENVIRONMENT --only '{given.only}'"
         body["points"] = {name: _tried(shell, name) for name in given.only.split(",")}
         given.output.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -714,7 +714,7 @@ def icons_table(body: dict[str, Any]) -> str:
         out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
     signals = body["existence"]["signals"]
     shown = "; ".join(f"{name} {value['auroc']:.3f}" for name, value in signals.items())
-    return "\n".join([*out, "", f"Existence on icons, AUROC: {shown}."])
+    return "\n".join([*out, "", f"Existence on icons, AUROC:\n{shown}."])
 
 
 def wordings_table(body: dict[str, Any]) -> str:

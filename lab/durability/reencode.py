@@ -227,7 +227,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     by_encoder, strange = attribute(traffic, list(generations.values()))
     first_of = {one.encoder: one for one in reversed(generations.values())}
     return {
-        "command": "python -m lab.durability.reencode " + " ".join(sys.argv[1:]),
+        "command": f"python -m lab.durability.reencode --items {options.items} --clients {options.clients} "
+        f"--kills {options.kills} --seed {options.seed} --minutes {options.minutes:g}",
         "encoder": "hashed words (tests/helpers/fake_encoder.py)",
         "fit": FIT,
         "items": options.items,

@@ -189,7 +189,7 @@ def test_foreign_rows_fail_loudly(tmp_path: Path) -> None:
     pool = root / "cand_pool" / "local" / "mbeir_nights_task4_cand_pool.jsonl"
     (root / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl").unlink()
     pool.write_text(json.dumps({"did": "4:1", "modality": "image", "img_path": None, "txt": "x"}) + "\n")
-    with pytest.raises(GeniusError, match="candidate 4:1 lacks the image"):
+    with pytest.raises(GeniusError, match="candidate 4:1 is declared as image"):
         list(MBeir(root).pool())
     pool.write_text('{"did": "4:1"')
     with pytest.raises(GeniusError, match=":1 is not JSON"):

@@ -16,10 +16,11 @@ import pytest
 import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
-from genius.index import cache
+from genius.index import cache, commit
 from genius.index.ledger import seal
 from genius.index.reader import HIT_COLUMNS
 from genius.index.repair import repair
+from genius.index.store import Store
 from genius.search import CodeTrie, SearchRequest
 
 
@@ -293,3 +294,24 @@ def test_another_handle_sees_changes_without_being_told(index: Index, model: Gen
     index.upsert([Item("t1", text="new words")])
     assert "t0" not in index and other.get("t1").text == "new words"
     assert everything(other) == everything(index)
+
+
+def test_a_killed_change_does_not_come_back_with_a_later_one(
+    index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that opened the table at a killed writer's version built on it after another process had put it away."""
+    index.add(texts(0, 3))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(commit, "acknowledge", killed)
+        dying.setattr(Store, "recover", lambda _: [])  # nothing is tidied up behind a kill
+        with pytest.raises(KeyboardInterrupt):
+            Index.open(index.path, model).add(texts(10, 12))
+    late = Index.open(index.path, model)
+    assert late.store.newest() > index.version  # the killed writer's
+    Store(index.path).recover()  # of another process
+    late.delete("t0")
+    assert everything(Index.open(index.path, model)).keys() == {"t1", "t2"}

@@ -108,6 +108,15 @@ def test_a_process_without_torch_answers_as_one_with_torch(folder: Path) -> None
         np.testing.assert_allclose([hit.score for hit in hits], [score for _, score, _ in out[name]], atol=2e-3)
 
 
+def test_the_commands_of_the_readme_need_no_torch(folder: Path, tmp_path: Path) -> None:
+    """A wheel without extras: `genius index` asked for a torch device."""
+    call = "from genius.cli import main; main()"
+    made = run_without_torch(call, "index", str(folder / "red.png"), str(folder / "blue.png"), "-o", str(tmp_path / "d.genius"))
+    assert made.returncode == 0 and "2 items" in made.stdout, made.stderr
+    found = run_without_torch(call, "search", str(tmp_path / "d.genius"), "red", "--json")
+    assert found.returncode == 0 and len(json.loads(found.stdout)["hits"]) == 2, found.stderr
+
+
 def test_an_index_of_the_torch_model_is_searched_without_it(folder: Path) -> None:
     with Index(folder / "c.genius", Genius.from_pretrained("bundled:mini")) as index:
         index.add([Item("1", text="a red bicycle"), Item("2", text="a boat")])

@@ -29,7 +29,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 ALONE: dict[str, tuple[str, ...]] = {"search": ("search",)}
 """Commands that people wait for -> the files that are enough for them."""
 
-RENAMED = {"--minus": "--negative"}
+RENAMED = {"--negative": "--minus"}
 """Old option -> its present name. Old names keep working."""
 
 DEFAULTS = {"--captions", "--check", "--item-bias", "--no-outside", "--no-prune", "--no-published"}

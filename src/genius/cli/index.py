@@ -134,7 +134,6 @@ def index(
       genius index rows.parquet --ray ray://head:10001
     """
     from genius.cli.common import sources_here
-    from genius.encoders.base import find_device
     from genius.index.ingest import IngestConfig
     from genius.index.metadata import TableColumns
 
@@ -163,7 +162,7 @@ def index(
         as_text=tuple(as_text or ()),
         exif=exif,
     )
-    place = find_device(device)
+    place = _place(device)
     own = _own_vectors(paths, vector_column, ids)
     if own and (ray is not None or encoder is not None or model is not None or watch or prune):
         raise GeniusError("your own vectors need no model: leave out --model, --encoder, --ray, --watch and --prune")
@@ -198,6 +197,16 @@ def index(
         for line in _changes(output, paths, config, watch, place):
             note(line)
     _exit_status(done)
+
+
+def _place(device: str) -> Any:
+    """Where the model runs; without torch, stored graphs run on the CPU."""
+    from genius.encoders.base import find_device
+    from genius.optional import has_torch
+
+    if device in ("auto", "cpu") and not has_torch():
+        return "cpu"
+    return find_device(device)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ WordsArgument = Annotated[str | None, typer.Argument(help="Query text.", metavar
 InstructionOption = Annotated[str | None, typer.Option(help="Instruction for the encoder. Default: one for the target modality.")]
 WhereOption = Annotated[str | None, typer.Option(help="SQL condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
-NegativeOption = Annotated[str | None, typer.Option(help="Text or image path to steer away from.")]
+MinusOption = Annotated[str | None, typer.Option(help="Text or image path to steer away from.")]
 ModalityOption = Annotated[str | None, typer.Option(help="Return only items of exactly this modality: image, text or pair.")]
 
 
@@ -62,7 +62,7 @@ def search(
         typer.Option(help="Return nothing if the probability that a match exists is lower (0 to 1). Needs a calibrated model."),
     ] = None,
     no_item_bias: Annotated[bool, typer.Option("--no-item-bias", help="Ignore the score bias of `genius learn`.")] = False,
-    negative: NegativeOption = None,
+    minus: MinusOption = None,
     diverse: Annotated[bool, typer.Option("--diverse", help="Return at most one result per code prefix.")] = False,
     mode: Annotated[
         str, typer.Option(help="similarity; words: full-text search (BM25); hybrid: both, by reciprocal rank fusion.")
@@ -87,7 +87,7 @@ def search(
       genius search my.genius "a red bicycle"
       genius search my.genius --image a.jpg --text "crossed out" -k 5
       genius search my.genius --text bicycle --where "price < 500" --json
-      genius search my.genius "a bicycle" --negative "a child" --diverse --open
+      genius search my.genius "a bicycle" --minus "a child" --diverse --open
       genius search my.genius "IMG_0412.jpg" --mode words
       genius search my.genius "oak table" --mode hybrid
     """
@@ -116,7 +116,7 @@ def search(
         )
         if words_weight is not None:
             request = replace(request, words_weight=words_weight)
-        query = Query(text, image, instruction, wanted.modality, _negative(negative), _query_vector(vector))
+        query = Query(text, image, instruction, wanted.modality, _minus(minus), _query_vector(vector))
         hits = index.search_many([query], request)[0]
         hint = None if as_json else index.advice()
     if as_json:
@@ -170,10 +170,10 @@ def _query_vector(path: Path | None) -> Any:
     return read_vector(path)
 
 
-def _negative(negative: str | None) -> Query | None:
-    if negative is None:
+def _minus(minus: str | None) -> Query | None:
+    if minus is None:
         return None
-    return Query.of(negative)
+    return Query.of(minus)
 
 
 def check_query(text: str | None, image: Path | None) -> None:
@@ -243,7 +243,7 @@ def explain(
     instruction: InstructionOption = None,
     k: Annotated[int, typer.Option("-k", help="Number of results to explain.")] = 3,
     where: WhereOption = None,
-    negative: NegativeOption = None,
+    minus: MinusOption = None,
     beams: Annotated[
         int, typer.Option(metavar="N", min=1, help="Kept codes shown per level, in addition to those of results.")
     ] = 3,
@@ -289,7 +289,7 @@ def explain(
         from genius.types import Query
 
         wanted = Target.parse(target, modality)
-        query = Query(text, image, instruction, wanted.modality, _negative(negative))
+        query = Query(text, image, instruction, wanted.modality, _minus(minus))
         request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
         found = index.explain(query, request, shown=beams, rejected=rejected)
     if as_json:

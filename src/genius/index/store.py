@@ -74,11 +74,13 @@ class Store:
         self.ledger = Ledger(folder)
         self._opening = threading.RLock()
         self._opened: _Opened | None = None
+        self._confirmed = False  # whether what is open was last seen at a version that we acknowledged ourselves
 
     def _connect(self) -> None:
         """Forget what is open: the next use opens it anew."""
         with self._opening:
             self._opened = None
+            self._confirmed = False
 
     @property
     def _open(self) -> _Opened:
@@ -247,7 +249,9 @@ class Store:
             yield
             commit.refuse_cut_off(self.folder, before)
             self._acknowledge()
+            self._confirmed = self._opened is not None
         except BaseException:
+            self._confirmed = False
             with suppress(GeniusError):
                 self.recover()
             raise
@@ -261,8 +265,8 @@ class Store:
             gone = commit.missing_head(self.folder, state)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
         stray = commit.set_aside(self.folder, state.head)
-        if stray or (self._opened is not None and self._opened.view is not None):
-            self._connect()
+        if stray or not self._confirmed or (self._opened is not None and self._opened.view is not None):
+            self._connect()  # it may have been opened at a version of a killed writer that another process has put away since
         if state.cleaning:
             commit.forget_cleaned(self.folder, self.ledger, self.durable)
         return stray

@@ -41,9 +41,6 @@ def mcp_server(index: Index) -> Any:
         """Refuses arguments that a tool does not have: the protocol's package drops them without a word."""
 
         async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-            if "minus" in arguments:  # its name in the first release
-                arguments = {**arguments, "negative": arguments["minus"]}
-                del arguments["minus"]
             known = parameters.get(name, list(arguments))
             unknown = [argument for argument in arguments if argument not in known]
             if unknown:
@@ -60,16 +57,16 @@ def mcp_server(index: Index) -> Any:
         k: int = 10,
         target: str | None = None,
         where: str | None = None,
-        negative: str | None = None,
+        minus: str | None = None,
     ) -> dict[str, Any]:
         """Find items with a text, an image (a path on this machine), or an image changed as the text says. Best first.
 
         target: image, text, pair or any; default: images, or texts if there are no images. k: number of results, at most 50.
-        where: SQL filter over metadata, such as price < 50. negative: text to steer away from.
+        where: SQL filter over metadata, such as price < 50. minus: text to steer away from.
         """
         wanted = Target.parse(target)
         request = SearchRequest(max(1, min(k, MAX_HITS)), where, any_modality=wanted.any_modality)
-        query = Query(text or None, image or None, None, wanted.modality, None if negative is None else Query.of(negative))
+        query = Query(text or None, image or None, None, wanted.modality, None if minus is None else Query.of(minus))
         hits = index.search_many([query], request)[0]
         return {
             "hits": [hit.to_dict() for hit in hits],
