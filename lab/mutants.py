@@ -516,7 +516,7 @@ OWN = (
     Mutant(
         "P27", "an index whose files are gone opens", "index/commit.py",
         "tolerate_missing=state.cleaning)", "tolerate_missing=True)",
-        ("index/test_index_crash.py::test_damage_is_reported_in_one_line",),
+        ("index/test_index_integrity.py::test_an_index_with_a_data_file_missing_is_not_opened",),
     ),
     Mutant(
         "P28", "a file takes its name before its bytes are on the disk", "files.py",
