@@ -230,7 +230,7 @@ REVIEW = (
     Mutant(
         "Q5", "items as near as the tenth but for rounding do not count in the calibration", "search/scan.py",
         "self.tenth[query] - TIE", "self.tenth[query] + TIE",
-        ("search/test_scan.py::test_vectors_that_the_cells_do_not_follow_get_a_larger_effort",),
+        ("search/test_scan.py::test_a_scan_finds_the_nearest_for_any_k",),
     ),
     Mutant(
         "S1", "hits of several modalities are merged worst first", "index/searching.py",
@@ -327,7 +327,7 @@ REVIEW = (
         "O2", "vectors that were held back stand for all that are new", "index/opened.py",
         "whole = bool(held) and held[0][0] == first and held[-1][0] + len(held[-1][1]) == len(self.seqs)",
         "whole = bool(held)",
-        ("index/test_extents.py::test_vectors_that_were_just_written_are_not_read_back", "index/test_index_stateful.py",),
+        ("index/test_extents.py::test_an_open_index_searches_the_vectors_of_two_writers",),
     ),
     Mutant(
         "W1", "of an id that is upserted twice in a batch the first item wins", "index/writing.py",
@@ -352,7 +352,7 @@ REVIEW = (
     Mutant(
         "A1", "keys are valid once they have expired", "serve/auth.py",
         "self.expires <= datetime.now(UTC)", "self.expires > datetime.now(UTC)",
-        ("serve/test_auth.py::test_keys_from_file_and_environment",),
+        ("serve/test_rotation.py::test_a_key_ends",),
     ),
     Mutant(
         "A2", "any key may do anything", "serve/auth.py",
@@ -395,7 +395,7 @@ OWN = (
     Mutant(
         "P3", "vectors are kept with the biases of another bank", "search/flat.py",
         "held.vectors is vectors and (item_bias is None or held.item_bias is item_bias)", "held.vectors is vectors",
-        ("search/test_item_bias.py::test_the_exact_plan_adds_modality_and_bias_as_the_formula_says",),
+        ("search/test_item_bias.py::test_a_hub_is_found_less_often",),
     ),
     Mutant(
         "P4", "what a query may not find fills up its hits", "search/flat.py",
@@ -425,7 +425,7 @@ OWN = (
     Mutant(
         "P9", "queries are brought into the space of items", "search/cells.py",
         "queries @ self.query_transform", "queries @ self.item_transform",
-        ("search/test_scan.py::test_a_scan_finds_the_nearest_for_any_k",),
+        ("search/test_scan.py::test_codes_fitted_to_the_metric_of_queries_say_more",),
     ),
     Mutant(
         "P10", "the range of biases begins above its least", "search/item_bias.py",
@@ -435,7 +435,7 @@ OWN = (
     Mutant(
         "P11", "added items get the modality of the first ones for their bias", "search/item_bias.py",
         "known), modality[first:])", "known), modality[: len(modality) - first])",
-        ("search/test_item_bias.py::test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs",),
+        ("search/test_item_bias.py::test_the_bias_of_an_added_item_follows_its_own_modality",),
     ),
     Mutant(
         "P12", "biases of another bank are read from the cache", "search/item_bias.py",
@@ -451,7 +451,7 @@ OWN = (
         "P14", "the likeliest modality may be one that no item has", "search/engine.py",
         "likeliest = np.where(exists, log_probs, -np.inf).max(1, keepdims=True)",
         "likeliest = log_probs.max(1, keepdims=True)",
-        ("search/test_engine.py::test_an_unknown_target_equals_dense_given_the_target",),
+        ("search/test_engine.py::test_scores_keep_their_scale_where_no_item_is_of_the_likeliest_modality",),
     ),
     Mutant(
         "P15", "padding is ranked by its score", "search/rerank.py",
@@ -466,7 +466,7 @@ OWN = (
     Mutant(
         "P17", "a child ends where the next row's begins", "search/trie.py",
         "end[:-1] = self.ops.where(row[1:] == row[:-1], start[1:], end[:-1])", "end[:-1] = start[1:]",
-        ("search/test_trie.py::test_says_what_is_below_every_prefix",),
+        ("search/test_beam.py::test_equals_brute_force",),
     ),
     Mutant(
         "P18", "a filter's rows are counted in the order of rows, not of IDs", "search/trie.py",
@@ -476,7 +476,7 @@ OWN = (
     Mutant(
         "P19", "a given modality costs its log-probability in a mixed batch", "search/beam.py",
         ".masked_fill(wanted >= 0, 0.0)", "",
-        ("search/test_beam.py::test_equals_brute_force",),
+        ("search/test_beam.py::test_queries_with_and_without_a_target_share_a_batch",),
     ),
     Mutant(
         "P20", "a filter is forgotten where codes do not say the modality", "index/searching.py",
@@ -516,7 +516,7 @@ OWN = (
     Mutant(
         "P27", "an index whose files are gone opens", "index/commit.py",
         "tolerate_missing=state.cleaning)", "tolerate_missing=True)",
-        ("index/test_index_integrity.py::test_a_fast_check_finds_what_is_missing_or_cut",),
+        ("index/test_index_integrity.py::test_an_index_with_a_data_file_missing_is_not_opened",),
     ),
     Mutant(
         "P28", "a file takes its name before its bytes are on the disk", "files.py",
@@ -643,7 +643,7 @@ OWN = (
     Mutant(
         "P52", "an upsert is searched with the vectors of before", "index/opened.py",
         "out[self.rows_of(seqs) - first] = embeddings", "out[: len(seqs)] = embeddings",
-        ("index/test_extents.py::test_vectors_in_several_pieces_are_searched_as_one", "index/test_index_stateful.py",),
+        ("index/test_extents.py::test_an_open_index_searches_the_vectors_of_two_writers",),
     ),
 )  # fmt: skip
 

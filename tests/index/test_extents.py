@@ -220,3 +220,21 @@ def test_an_index_of_an_earlier_version_takes_writes(old: Path, model: Genius) -
         assert index.search("something new", target="any", k=1)[0].id == "new" and index.get("t1").text == "t1 anew"
         index.optimize()
         assert index.search("something new", target="any", k=1)[0].id == "new" and check(folder).ok
+
+
+def found(index: Index) -> list[tuple[str, float]]:
+    return [(hit.id, round(hit.score, 4)) for hit in index.search("word1 and word7", k=40)]
+
+
+def test_an_open_index_searches_the_vectors_of_two_writers(index: Index, model: Genius) -> None:
+    """What it wrote itself is at hand, what another wrote in between is read; an item may be gone before it was ever searched."""
+    index.add(texts(0, 5))
+    found(index)
+    other = Index(index.path, model)
+    other.add(texts(5, 10))
+    index.add(texts(10, 15))
+    assert found(index) == found(Index(index.path, model)) and len(found(index)) == 15
+    other.add(texts(15, 20))
+    assert "t16" in index  # it has seen the new items, and not yet searched them
+    other.delete("t16")
+    assert found(index) == found(Index(index.path, model)) and len(found(index)) == 19

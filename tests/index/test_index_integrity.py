@@ -435,3 +435,12 @@ def test_a_repair_keeps_the_newest_version_where_an_older_one_has_fewer_rows(ind
     data[1].unlink()
     assert repair(index.path).items == 5
     assert {item.id for item in Index(index.path, model).items()} == {"t0", "t1", "t2", "t30", "t31"}
+
+
+def test_an_index_with_a_data_file_missing_is_not_opened(index: Index, model: Genius) -> None:
+    """It would answer until somebody asks for what is gone."""
+    index.add([Item(f"gone {i}", text=f"word{i}") for i in range(5)])
+    newest = max((index.path / "items.lance" / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    newest.unlink()
+    with pytest.raises(GeniusError, match=r"is damaged: .*is missing"):
+        Index(index.path, model)

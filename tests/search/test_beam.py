@@ -52,6 +52,17 @@ def test_an_only_item_has_the_score_of_brute_force(model) -> None:
     assert_same(found.codes[0], found.scores[0], reference_beam(GENERATORS[model], codes, z[0], 5))
 
 
+@pytest.mark.parametrize("model", list(GENERATORS))
+def test_queries_with_and_without_a_target_share_a_batch(model) -> None:
+    """Each has the scores that it has alone: a given modality costs nothing, an unknown one its log-probability."""
+    rng = np.random.default_rng(1)
+    codes = random_codes(rng, 40, 1.0)
+    z = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((3, 8))).float(), dim=1)
+    found = beam_search(GENERATORS[model], CodeTrie.build(codes, SIZES), z, 6, target=torch.tensor([1, -1, 0]))
+    for q, target in enumerate((1, -1, 0)):
+        assert_same(found.codes[q], found.scores[q], reference_beam(GENERATORS[model], codes, z[q], 6, target=target))
+
+
 def assert_same(codes: torch.Tensor, scores: torch.Tensor, expected: list[tuple[tuple[int, ...], float]]) -> None:
     count = len(expected)
     assert (codes[count:] == -1).all() and torch.isneginf(scores[count:]).all()

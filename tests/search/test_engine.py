@@ -121,6 +121,16 @@ def test_an_unknown_target_equals_dense_given_the_target() -> None:
         assert set(codes[unknown.rows[0], 0]) == {target}
 
 
+def test_scores_keep_their_scale_where_no_item_is_of_the_likeliest_modality() -> None:
+    """Items of the likeliest modality that there is have their similarity as score; others less."""
+    codes, stored, z = collection(2, 400)
+    there = np.flatnonzero(codes[:, 0] != 2)  # the third query wants what nobody has
+    engine = engine_of(codes[there], stored[there], bank=bank_of(z))
+    found = engine.search(z[2:3], k=len(there))
+    similarity = (stored[there].float() @ z[2]).numpy()[found.rows[0]]
+    assert (found.scores[0] - similarity).max() == pytest.approx(0, abs=1e-3)
+
+
 def bank_of(z: torch.Tensor) -> QueryBank:
     """A bank that has seen queries like z[i] want modality i."""
     near = F.normalize(z.repeat(200, 1) + 0.02 * torch.randn(600, 8), dim=1)

@@ -101,6 +101,19 @@ def test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs()
     np.testing.assert_allclose(after.columns(slice(300, 400))[:, TEXT], raw, atol=half_a_step, rtol=0)
 
 
+def test_the_bias_of_an_added_item_follows_its_own_modality() -> None:
+    """Texts come first in the collection, then images: added images have the bias of images."""
+    vectors, known = unit(400, 4), bank()
+    first = engine(vectors[:300], (torch.arange(300) < 150).long(), bank=known)
+    before = first.item_bias
+    assert before is not None
+    after = first.changed(300, np.zeros((100, 3), np.int64), vectors[300:].numpy()).item_bias
+    assert after is not None
+    raw = known.item_bias(vectors[300:], TEXT, IMAGE) - before.centres[TEXT, IMAGE]
+    half_a_step = before.step[TEXT, IMAGE] / 2 + 1e-6
+    np.testing.assert_allclose(after.columns(slice(300, 400))[:, TEXT], raw, atol=half_a_step, rtol=0)
+
+
 def test_a_bias_takes_one_byte_per_query_modality_and_is_as_exact_as_its_steps() -> None:
     vectors, known = unit(400, 4), bank()
     modality = torch.arange(400) % 2  # half of the items are texts: no query of the bank wants them

@@ -84,6 +84,7 @@ def recall(engine: SearchEngine, world: World, k: int, **more: object) -> float:
 @pytest.mark.parametrize("k", [1, 10, 100, 1000])
 def test_a_scan_finds_the_nearest_for_any_k(world: World, k: int) -> None:
     assert recall(world.engine, world, k) >= 0.98
+    assert set(world.engine.scan.prepare().cells) == {0, 1}  # by codes: they passed the calibration, and not all was compared
 
 
 def test_codes_fitted_to_the_metric_of_queries_say_more(world: World) -> None:
@@ -179,6 +180,7 @@ def test_deleted_items_are_gone_and_added_ones_found(world: World) -> None:
     found = grown.search(world.z, k=20, params=SCAN, target=world.target).rows
     assert alive[found].all() and (found >= first).any()
     assert len(engine.scan.prepare().cells[0]) == before  # the engine of before shows what it showed
+    assert set(engine.scan.prepare().few[2]) < set(grown.scan.prepare().few[2])  # a small modality keeps its items
     assert grown.search(world.z[:1], k=3).plan in ("flat", "scan")
 
 
