@@ -121,20 +121,20 @@ class Cells:
     def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
         """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
         nowhere = faiss.IndexFlatIP(self.width)  # Faiss does not choose cells: their scores are given with every search
-        plain = faiss.IndexIVFPQ(nowhere, self.width, self.count, len(self.codebooks), CODE_BITS, faiss.METRIC_INNER_PRODUCT)
-        plain.by_residual = True
-        faiss.copy_array_to_vector(self.codebooks.ravel(), plain.pq.centroids)
-        plain.is_trained = True
+        unpacked = faiss.IndexIVFPQ(nowhere, self.width, self.count, len(self.codebooks), CODE_BITS, faiss.METRIC_INNER_PRODUCT)
+        unpacked.by_residual = True
+        faiss.copy_array_to_vector(self.codebooks.ravel(), unpacked.pq.centroids)
+        unpacked.is_trained = True
         codes = np.ascontiguousarray(codes, np.uint8)
         rows = np.ascontiguousarray(rows, np.int64)
         ends = np.cumsum(sizes)
-        lists = plain.invlists
+        lists = unpacked.invlists
         for cell in np.flatnonzero(sizes).tolist():
             end = int(ends[cell])
             start = end - int(sizes[cell])
             lists.add_entries(cell, end - start, faiss.swig_ptr(rows[start:end]), faiss.swig_ptr(codes[start:end]))
-        plain.ntotal = len(rows)
-        packed = faiss.IndexIVFPQFastScan(plain, PACKED)
+        unpacked.ntotal = len(rows)
+        packed = faiss.IndexIVFPQFastScan(unpacked, PACKED)
         packed.own_fields = True
         nowhere.this.disown()
         return packed
