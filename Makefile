@@ -67,7 +67,7 @@ sbom: setup  ## sbom.json: what GENIUS is made of, as CycloneDX
 # setuptools builds; a fresh environment installs. No development tools are needed.
 release: | $(BIN)/python  ## dist/: check version, changelog and wheel contents, and install the wheel into a fresh environment
 	$(PIP) 'setuptools>=77'
-	$(BIN)/python -m lab.release
+	$(BIN)/python -m lab.release $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:  ## remove what make and the demo made
 	rm -rf $(VENV) demo.genius demo-photos.genius demo.png runs build dist

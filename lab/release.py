@@ -1,9 +1,9 @@
 """Checks a release before it is tagged: version, changelog, wheel contents, and an installation in a fresh environment.
 
-    make release                 (python -m lab.release [--quick])
+    make release REPOSITORY=URL  (python -m lab.release [--repository URL] [--quick])
 
 Builds `dist/` with the wheel and the source archive. Writes no tag and uploads nothing. `--quick` leaves the
-installation out.
+installation out. The address of the repository takes the place of a placeholder in what is built.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ REQUIRED = (  # in the wheel
     "genius/train/configs/paper.toml",
 )
 FOREIGN = re.compile(r"^(tests|lab|docs|\.github)/|\.pyc$|/__pycache__/|\.genius/")
+PLACEHOLDER = "https://example.org/genius-search"
+ADDRESSED = ("pyproject.toml", "README.md")  # files that name the repository
 LARGEST_WHEEL = 40 << 20  # bytes
 LARGEST_ARCHIVE = 60 << 20
 TRIAL = (  # commands of the installed package, in an empty folder
@@ -76,7 +78,14 @@ def wheel_faults(names: list[str], size: int, version: str) -> list[str]:
     return faults
 
 
-def build() -> tuple[Path, Path]:
+def fill_address(folder: Path, repository: str) -> None:
+    """Write the address of the repository in place of the placeholder."""
+    for name in ADDRESSED:
+        text = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(text.replace(PLACEHOLDER, repository), encoding="utf-8")
+
+
+def build(repository: str) -> tuple[Path, Path]:
     """The wheel and the source archive, in `dist/`."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
@@ -87,6 +96,7 @@ def build() -> tuple[Path, Path]:
             if (ROOT / name).is_file():
                 (clean / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, clean / name)
+        fill_address(clean, repository)
         for part in ("sdist", "wheel"):  # one process each: setuptools leaves settings of the first behind
             script = f"import sys; from setuptools import build_meta; build_meta.build_{part}(sys.argv[1])"
             subprocess.run([sys.executable, "-c", script, str(DIST)], cwd=clean, check=True, stdout=subprocess.DEVNULL)
@@ -116,10 +126,11 @@ def install_faults(wheel: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.release", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="leave the installation out")
-    quick = parser.parse_args().quick
+    parser.add_argument("--repository", default=PLACEHOLDER, help="address of the repository, for README and package metadata")
+    given = parser.parse_args()
     version = version_of((ROOT / "src" / "genius" / "version.py").read_text(encoding="utf-8"))
     faults = changelog_faults((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)
-    wheel, archive = build()
+    wheel, archive = build(given.repository)
     with zipfile.ZipFile(wheel) as opened:
         faults += wheel_faults(opened.namelist(), wheel.stat().st_size, version)
     with tarfile.open(archive) as opened_archive:
@@ -127,12 +138,14 @@ def main() -> None:
             faults.append("the source archive lacks the package")
     if archive.stat().st_size > LARGEST_ARCHIVE:
         faults.append(f"the source archive has {archive.stat().st_size / 1e6:.0f} MB")
-    if not faults and not quick:
+    if not faults and not given.quick:
         faults = install_faults(wheel)
     for fault in faults:
         print(fault)
     if faults:
         raise SystemExit(1)
+    if given.repository == PLACEHOLDER:
+        print("the address of the repository is still a placeholder: make release REPOSITORY=URL")
     print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) and {archive.name} are ready: git tag -a v{version}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.release import REQUIRED, changelog_faults, version_of, wheel_faults
+from lab.release import ADDRESSED, PLACEHOLDER, REQUIRED, changelog_faults, fill_address, version_of, wheel_faults
 
 ROOT = Path(__file__).parents[2]
 SAID = "What it can do. " * 20
@@ -32,6 +32,17 @@ def test_the_changelog_has_a_section_of_the_present_version() -> None:
 def test_a_changelog_that_is_not_ready_is_named(text: str, fault: str | None) -> None:
     faults = changelog_faults(text, "0.1.0")
     assert faults == [] if fault is None else fault in faults[0]
+
+
+def test_a_release_names_its_repository(tmp_path: Path) -> None:
+    for name in ADDRESSED:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert PLACEHOLDER in text, f"{name} does not name the repository"
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    fill_address(tmp_path, "https://code.example.com/genius")
+    for name in ADDRESSED:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert PLACEHOLDER not in text and "https://code.example.com/genius" in text
 
 
 def test_contents_of_the_wheel() -> None:
