@@ -425,7 +425,7 @@ OWN = (
     Mutant(
         "P9", "queries are brought into the space of items", "search/cells.py",
         "queries @ self.query_transform", "queries @ self.item_transform",
-        ("search/test_scan.py::test_codes_fitted_to_the_metric_of_queries_say_more",),
+        ("search/test_scan.py::test_scores_by_codes_approximate_similarities",),
     ),
     Mutant(
         "P10", "the range of biases begins above its least", "search/item_bias.py",
@@ -542,7 +542,7 @@ OWN = (
     Mutant(
         "P32", "a row is not compared with its checksum", "index/check.py",
         "if noted[i] is not None and noted[i] != value:", "if False:",
-        ("index/test_index_integrity.py::test_every_flipped_bit_is_found",),
+        ("index/test_index_integrity.py::test_a_row_that_is_not_as_it_was_written_is_named",),
     ),
     Mutant(
         "P33", "codes of a base are in the order of the table, not of its rows", "index/cache.py",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -24,6 +25,7 @@ from genius.cli import app
 from genius.index.check import check
 from genius.index.commit import HINT, manifest_name, table_folder, versions_on_disk
 from genius.index.ledger import Ledger
+from genius.index.reader import Reader
 from genius.index.repair import repair
 from genius.index.store import Store
 
@@ -93,6 +95,22 @@ def test_every_flipped_bit_is_found(busy: Index, model: Genius, tmp_path: Path) 
         opened += 1
         assert contents(index) == before and everything(index) == found, (name, bit)  # a cache that is damaged is not used
     assert opened > 5
+
+
+def test_a_row_that_is_not_as_it_was_written_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files are whole and the table reads another text: only the row's own checksum tells."""
+    index.add(texts(0, 4))
+    batches = Reader.batches
+
+    def altered(reader: Reader, columns: Any = None, where: Any = None) -> Any:
+        for batch in batches(reader, columns, where):
+            place = batch.schema.get_field_index("text")
+            words = batch.column(place).to_pylist()
+            words[2] = "another text"
+            yield batch.set_column(place, batch.schema.field(place), pa.array(words))
+
+    monkeypatch.setattr(Reader, "batches", altered)
+    assert check(index.path).problems == ["item 't2': the row has another checksum than when it was written"]
 
 
 def test_a_fast_check_finds_what_is_missing_or_cut(busy: Index) -> None:

@@ -122,9 +122,9 @@ def test_a_parquet_file_that_unfolds_without_measure_is_refused(
 ) -> None:
     path = tmp_path / "bomb.parquet"
     pq.write_table(pa.table({"id": ["a"], "text": ["x" * 5_000_000]}), path, compression="zstd")
-    assert "unfold to" not in ingest(index, [path]).problems[0]  # small enough, whatever its ratio
+    assert "expand to" not in ingest(index, [path]).problems[0]  # small enough, whatever its ratio
     monkeypatch.setattr(readers, "MAX_UNFOLDED", 4_000_000)
-    assert "unfold to" in ingest(index, [path]).problems[0]
+    assert "expand to" in ingest(index, [path]).problems[0]
 
 
 def test_large_values_that_many_rows_name_are_unfolded_few_at_a_time(tmp_path: Path) -> None:

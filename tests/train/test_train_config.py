@@ -85,7 +85,7 @@ def test_bases_are_relative_to_the_file(tmp_path: Path) -> None:
         ("[search]\nbeam = 5", "unknown field 'beam'"),
         ("[run]\naccumulate = 2\n[quantizer]\nbatch = 7", "do not fit together"),
         ('base = "builtin:nothing"', "no built-in config"),
-        ('base = "config.toml"', "circle"),
+        ('base = "config.toml"', "form a cycle"),
         ("[model", "cannot read"),
     ],
 )
