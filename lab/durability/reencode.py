@@ -189,7 +189,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert launch(*back, stdout=subprocess.DEVNULL).wait() == 0
     last_s = {"switched": whole_s, "back": time.monotonic() - started}
     assert note(path, queries, generations) == "first"
-    server = launch("serve", str(path), "--port", "0", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    log = folder / "serve.log"
+    with log.open("w") as stderr:
+        server = launch("serve", str(path), "--port", "0", "--json", stdout=subprocess.PIPE, stderr=stderr)
     assert server.stdout is not None
     traffic = Traffic(json.loads(server.stdout.readline())["url"], queries, options.clients)
     outcomes: collections.Counter[str] = collections.Counter()
@@ -221,6 +223,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     traffic.end()
     server.send_signal(signal.SIGTERM)
     server.wait()
+    for line in log.read_text(encoding="utf-8").splitlines():
+        if '"level": "error"' in line or "Traceback" in line:
+            print(line, flush=True)
     with Index.open(path, read_only=True) as index:
         there = {item.id for item in index.items()}
     lost = ({f"i{n}" for n in range(options.items)} | traffic.acknowledged) - there

@@ -11,7 +11,7 @@ const make = (tag, props = {}, ...inside) => {
 };
 const EXAMPLES = ["an umbrella", "send a letter", "put out a fire", "physician", "a sad face", "keep a secret", "music", "go by train"];
 const PACE = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 260; // milliseconds a code is looked at
-const NAMES = ["picture", "text", "picture + text"];
+const NAMES = ["image", "text", "image + text"];
 
 const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
 const mosaic = new Mosaic($("mosaic"));
@@ -113,7 +113,7 @@ worker.onmessage = ({ data }) => {
 
 async function take(file) {
   const bitmap = await createImageBitmap(file).catch(() => null);
-  if (!bitmap) { $("status").textContent = `${file.name} is not a picture that this browser reads`; return; }
+  if (!bitmap) { $("status").textContent = `${file.name} is not an image that this browser reads`; return; }
   const scale = Math.min(1, 512 / Math.max(bitmap.width, bitmap.height)), canvas = make("canvas");
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));
   canvas.height = Math.max(1, Math.round(bitmap.height * scale));
