@@ -397,6 +397,24 @@ def test_a_switch_between_encoding_and_search(
         assert best(index) == references[about_of(same_width).id]
 
 
+def test_a_search_that_a_switch_breaks_is_repeated_whatever_broke(same_width: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of two generations may fail in ways of their own; without a switch the same failure is told."""
+    encode = searching.embed_queries
+    switch = [True]
+
+    def embed(*arguments: Any) -> Any:
+        if switch.pop():
+            go_back(same_width)
+        raise KeyError("a row of the other generation")
+
+    with Index.open(same_width) as index:
+        monkeypatch.setattr(searching, "embed_queries", lambda *arguments: embed() if switch else encode(*arguments))
+        assert len(best(index)) > 0 and not switch
+        switch.append(False)
+        with pytest.raises(KeyError):
+            best(index)
+
+
 def test_features_of_the_encoder_before_are_refused(same_width: Path) -> None:
     late = things(50, 52)
     with Index.open(same_width) as index:

@@ -960,7 +960,7 @@ class Index:
             self._thread.generation = self.generation
             try:
                 return call()
-            except GeniusError:
+            except Exception:  # a call that saw parts of two generations may fail in any way
                 replaced = self._thread.generation != self.generation or self._has_successor()
                 if not replaced or not left:
                     raise
