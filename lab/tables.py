@@ -76,6 +76,21 @@ def screens() -> list[Row]:
     return rows
 
 
+def attacks() -> list[Row]:
+    """A bystander of the service before and during each attack."""
+    body = json.loads((ROOT / "lab" / "trust" / "attacks.json").read_text(encoding="utf-8"))
+    rows: list[Row] = [("attack", "search p50, p99 before", "during", "`/healthz` p99", "recovery", "within 2 x + 1 s")]
+    for name, found in body["results"].items():
+        before, during = (
+            f"{found[when]['search_p50_s']:.2f}, {found[when]['search_p99_s']:.2f}" for when in ("before", "during")
+        )
+        within = "yes"
+        if not found["passes"]:
+            within = f"**no** (limit {found['limit_s']:.2f})"
+        rows.append((name, before, during, f"{found['during']['healthz_p99_s']:.2f}", f"{found['recovery_s']:.1f}", within))
+    return rows
+
+
 def kept() -> list[Row]:
     """What a fit without pairs keeps of dense search: the seed on which sizes were chosen, and another."""
     fits = [read("onramp")["results"], read("onramp_seed11")["results"]]
@@ -105,7 +120,7 @@ def costs() -> list[Row]:
     return [*rows, (f"{what} ({source('onramp_time')})", f"{fit['cpu_seconds']:.0f} s", f"{fit['peak_memory_mb']:,} MB")]
 
 
-PAGES = {"tab": (tab,), "serving": (screens,), "onramp": (kept, costs)}
+PAGES = {"tab": (tab,), "serving": (screens, attacks), "onramp": (kept, costs)}
 
 
 def page(name: str) -> str:

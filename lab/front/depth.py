@@ -9,13 +9,11 @@ its own effort: no setting is chosen here. `considered` is how many items the re
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import shlex
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.model.query_bank import QueryBank
-from genius.search import CodeTrie, LazyPart, SearchEngine, SearchParams
-from lab import current_commit
-from lab.front.ours import LEVELS, TARGET, TEXT
+from genius.search import SearchParams
+from lab import provenance
+from lab.front.ours import TARGET, TEXT
+from lab.front.sizes import engine_of
 
 DEPTHS = (10, 100, 1000)
 FLAT = SearchParams(plan="flat")
@@ -38,9 +37,7 @@ Floats = NDArray[np.float32]
 def measured(items: Floats, queries: Floats, learn: Floats) -> list[dict[str, Any]]:
     """One line per k over one collection."""
     bank = QueryBank.of(learn, np.full(len(learn), TEXT), np.full(len(learn), TARGET))
-    part = LazyPart(SimpleNamespace(level_sizes=LEVELS, width=items.shape[1], labelled=True), lambda: None)
-    trie = CodeTrie.build(np.zeros((len(items), len(LEVELS)), np.int64), LEVELS)
-    engine = SearchEngine(part, None, trie, items.astype(np.float16), bank=bank)
+    engine = engine_of(items, np.full(len(items), TARGET), bank, None)
     target = np.full(len(queries), TARGET)
     lines = []
     for k in DEPTHS:
@@ -66,9 +63,7 @@ def main() -> None:
     given = shlex.join(Path(part).name if "/" in part else part for part in sys.argv[1:])
     body: dict[str, Any] = {
         "command": f"python -m lab.front.depth {given}",
-        "commit": current_commit(),
-        "date": datetime.date.today().isoformat(),
-        "device": "CPU",
+        **provenance(),
         "threads": 1,
         "queries": args.queries,
         "lines": [],

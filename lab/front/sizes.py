@@ -79,7 +79,7 @@ def collection(bench: Bench, rows: Ints, size: int, seed: int) -> tuple[Floats, 
     return np.concatenate(vectors), np.concatenate(modality)
 
 
-def engine_of(vectors: Floats, modality: Ints, bank: QueryBank, biased: QueryBank) -> SearchEngine:
+def engine_of(vectors: Floats, modality: Ints, bank: QueryBank, biased: QueryBank | None) -> SearchEngine:
     codes = np.stack([modality, np.zeros_like(modality)], 1)
     part = LazyPart(SimpleNamespace(level_sizes=LEVELS, width=vectors.shape[1], labelled=True), lambda: None)
     trie = CodeTrie.build(codes, LEVELS)

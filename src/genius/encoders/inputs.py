@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -112,14 +112,7 @@ class Pixels:
         Args:
             picture: An RGB picture.
         """
-        if picture.info.get(PREPARED) == self:
-            return picture
-        rgb = picture
-        if picture.mode != "RGB":
-            rgb = picture.convert("RGB")
-        small = self._fitted(rgb)
-        small.info = {PREPARED: self}
-        return small
+        return _prepared(self, picture, self._fitted)
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
         if picture.size == (self.size, self.size) and self.resize in (0, self.size):
@@ -236,15 +229,11 @@ class Patches:
         Args:
             picture: An RGB picture.
         """
-        if picture.info.get(PREPARED) == self:
-            return picture
-        rgb = picture
-        if picture.mode != "RGB":
-            rgb = picture.convert("RGB")
-        across, down = self.grid(*rgb.size)
-        small = rgb.resize((across * self.side, down * self.side), FILTERS[self.filter])
-        small.info = {PREPARED: self}
-        return small
+        return _prepared(self, picture, self._fitted)
+
+    def _fitted(self, picture: Image.Image) -> Image.Image:
+        across, down = self.grid(*picture.size)
+        return picture.resize((across * self.side, down * self.side), FILTERS[self.filter])
 
     def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
         """Tensors on the device: patches (n, most, 3 * side * side) float32, which are there (n, most), and (n, 2) grids
@@ -285,6 +274,18 @@ class Patches:
             "image_mean": list(self.mean),
             "image_std": list(self.std),
         }
+
+
+def _prepared(inputs: Pixels | Patches, picture: Image.Image, fitted: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The picture in RGB and in the size of an encoder, marked so that it is resized once."""
+    if picture.info.get(PREPARED) == inputs:
+        return picture
+    rgb = picture
+    if picture.mode != "RGB":
+        rgb = picture.convert("RGB")
+    small = fitted(rgb)
+    small.info = {PREPARED: inputs}
+    return small
 
 
 def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:

@@ -43,6 +43,7 @@ from genius.index.folder import (
     load_index_model,
     open_store,
     swap,
+    take_name,
 )
 from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous_of, remove, replacement_of, write_origin
 from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows, whole_schema
@@ -422,7 +423,13 @@ def _exchange(path: Path, previous: Path, about: About) -> None:
     write_origin(previous, about.id)
     try:
         rename(path, aside)
-        _take_name(path, previous, aside)
+        take_name(
+            path,
+            previous,
+            aside,
+            f"cannot go back to {previous}; the index lies whole in {aside}: the next command that writes, or genius repair "
+            f"{path}, gives it its name again",
+        )
     except OSError as error:
         raise GeniusError(f"cannot go back to {previous}: {error.strerror or error}; {path} is unchanged") from None
     try:
@@ -431,18 +438,3 @@ def _exchange(path: Path, previous: Path, about: About) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise GeniusError(f"{path} is made what it was, but a power cut may undo that, or coming back here: {reason}") from None
-
-
-def _take_name(path: Path, previous: Path, aside: Path) -> None:
-    """Rename `previous` to `path`, which is `aside` now; if that fails, the present index gets its name back."""
-    try:
-        rename(previous, path)
-    except OSError as error:
-        try:
-            rename(aside, path)
-        except OSError:
-            raise GeniusError(
-                f"cannot go back to {previous}: {error.strerror or error}; the index lies whole in {aside}: the next command "
-                f"that writes, or genius repair {path}, gives it its name again"
-            ) from None
-        raise

@@ -138,7 +138,13 @@ def swap(folder: Path, fresh: Path) -> None:
         if previous.is_symlink() or previous.exists():
             remove(previous, folder, origin_of(folder))
         rename(folder, previous)
-        _take_name(folder, fresh, previous)
+        take_name(
+            folder,
+            fresh,
+            previous,
+            f"{folder} is made anew, but cannot be renamed; it lies in {fresh}, what it was before in {previous}; the next "
+            f"command that writes, or genius repair {folder}, finishes it",
+        )
     except (OSError, GeniusError) as error:
         if isinstance(error, Unfinished):
             raise
@@ -157,18 +163,26 @@ class Unfinished(GeniusError):
     """Both folders of a swap are whole, and none has the name: `finish_swap` gives it to the new one."""
 
 
-def _take_name(folder: Path, fresh: Path, previous: Path) -> None:
-    """Rename `fresh` to `folder`, which is `previous` now; if that fails, the old one gets its name back."""
+def take_name(folder: Path, new: Path, old: Path, both_fail: str) -> None:
+    """Rename `new` to `folder`, which is `old` now; if that fails, the old one gets its name back.
+
+    Args:
+        folder: The name.
+        new: The index that is to have it.
+        old: The index that had it.
+        both_fail: What to say when neither can be renamed.
+
+    Raises:
+        OSError: The old one has its name back.
+        Unfinished: Neither has it.
+    """
     try:
-        rename(fresh, folder)
+        rename(new, folder)
     except OSError as error:
         try:
-            rename(previous, folder)
+            rename(old, folder)
         except OSError:
-            raise Unfinished(
-                f"{folder} is made anew, but cannot be renamed: {error.strerror or error}; it lies in {fresh}, what it was "
-                f"before in {previous}; the next command that writes, or genius repair {folder}, finishes it"
-            ) from None
+            raise Unfinished(f"{both_fail}: {error.strerror or error}") from None
         raise
 
 
