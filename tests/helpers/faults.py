@@ -643,15 +643,10 @@ class Injector:
             return "the state is neither before nor after"
         if result is None:
             return None
-        if result["bare"] is not None:
-            return f"bare exception: {result['bare']}"
-        if result["trouble"] is not None:
-            return f"the same process cannot go on: {result['trouble']}"
+        wrong = wrong_words(result, found == after)
+        if wrong is not None:
+            return wrong
         error = result["error"]
-        if error is None and found != after:
-            return "said done, but is not"
-        if error is not None and "\n" in error:
-            return f"more than one line: {error!r}"
         in_steps = operation.broken or (operation.partly and operation.completes)  # what is done stays, and is gone on with
         if error is not None and before != after and not in_steps:
             made = "is made" in error
@@ -670,6 +665,20 @@ def _is_empty(found: Contents | None) -> bool:
 
 def void(_: object) -> None:
     """For work whose result is of no interest."""
+
+
+def wrong_words(result: dict[str, Any], done: bool) -> str | None:
+    """What is wrong with what an operation said, whatever state it left; None: nothing."""
+    if result["bare"] is not None:
+        return f"bare exception: {result['bare']}"
+    if result["trouble"] is not None:
+        return f"the same process cannot go on: {result['trouble']}"
+    error = result["error"]
+    if error is None and not done:
+        return "said done, but is not"
+    if error is not None and "\n" in error:
+        return f"more than one line: {error!r}"
+    return None
 
 
 def _opens(path: Path, model: Genius) -> bool:

@@ -297,15 +297,10 @@ class Injector:
             return "the state is neither before nor after"
         if result is None:
             return None
-        if result["bare"] is not None:
-            return f"bare exception: {result['bare']}"
-        if result["trouble"] is not None:
-            return f"the same process cannot go on: {result['trouble']}"
+        wrong = faults.wrong_words(result, found == after)
+        if wrong is not None:
+            return wrong
         error = result["error"]
-        if error is None and found != after:
-            return "said done, but is not"
-        if error is not None and "\n" in error:
-            return f"more than one line: {error!r}"
         made = error is not None and "is made" in error
         if error is not None and "not known" not in error and found != (after if made else before):
             return f"says {'made' if made else 'not made'}, but is the other: {error}"
