@@ -775,6 +775,23 @@ def icons_table(body: dict[str, Any]) -> str:
     return "\n".join([*out, "", f"Existence on icons, AUROC:\n{shown}."])
 
 
+def bank_sizes_table(body: dict[str, Any]) -> str:
+    """Markdown of `bank_sizes`."""
+    tasks = list(body["queries"])
+    asked = ", ".join(f"{count:,} {task}" for task, count in body["queries"].items())
+    out = [
+        f"Size of the bank, chosen on held-out queries ({asked}; {body['seeds']} seeds, {body['draws']} banks each), t = "
+        f"{body['temperature']}:\nhit@5 as a share of no bias, candidates that no training query shows ({body['date']}):",
+        "",
+        "| queries of a direction | w | " + " | ".join(tasks) + " |",
+        "|---:|---:|" + "---:|" * len(tasks),
+    ]
+    for line in body["lines"]:
+        shares = " | ".join(f"{line['share_of_no_bias'][task]:.3f}" for task in tasks)
+        out.append(f"| {line['queries_of_a_direction']:,} | {line['weight']} | {shares} |")
+    return "\n".join(out)
+
+
 def wordings_table(body: dict[str, Any]) -> str:
     """Markdown of `lab.wordings`."""
     queries = body["lines"]["training wordings"]["queries"]
@@ -797,7 +814,12 @@ def write_table() -> None:
     body = json.loads(RESULT.read_text(encoding="utf-8"))
     made = tables(body)
     PLOT.write_text(plot(body), encoding="utf-8")
-    for path, table in ((ICONS, icons_table), (WORDINGS, wordings_table), (UNTRAINED, untrained_table)):
+    for path, table in (
+        (JUDGED, bank_sizes_table),
+        (ICONS, icons_table),
+        (WORDINGS, wordings_table),
+        (UNTRAINED, untrained_table),
+    ):
         if path.exists():
             made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")

@@ -90,7 +90,7 @@ def test_a_bank_takes_a_byte_per_number_and_older_files_keep_their_halves(tmp_pa
     assert (tmp_path / FILE).stat().st_size < 300 * 64 * 1.3
     z = F.normalize(torch.randn(50, 64, generator=torch.Generator().manual_seed(3)), dim=1).half()
     kinds = torch.zeros(50, dtype=torch.int8)
-    save_file({"z": z, "modality": kinds, "target": kinds}, tmp_path / FILE)  # as it was stored before
+    save_file({"z": z, "modality": kinds, "target": kinds.clone()}, tmp_path / FILE)  # as it was stored before
     before = QueryBank.load(tmp_path, 64)
     assert before is not None and np.array_equal(before.z, z.float().numpy())
     before.save(tmp_path)
