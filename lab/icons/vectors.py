@@ -3,7 +3,8 @@
     python -m lab icons ICONS && python -m lab.icons.vectors ICONS OUT [--encoder bundled:mini]     (about 30 minutes on one core)
 
 Every distinct picture and text is encoded once; started again after a stop, it goes on where it was. `OUT` holds `images.npz`,
-`texts.npz` (int8 rows, one scale each) and `rows.npz` (who uses which, all positives), small enough to travel. All three splits share the pool of all icons.
+`texts.npz` (int8 rows, one scale each) and `rows.npz` (who uses which, all positives), small enough to travel. All three splits
+share the pool of all icons.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _with_best(
     assert bank.bias_weights is not None and bank.bias_temperatures is not None
     for query, target in directions(bank):
         rows = _candidates(item_modality == target, [judged for _, judged in folds], shown)
-        unjudged = (float(bank.bias_temperatures[query, target]), float(bank.bias_weights[query, target]))
+        unjudged = (TEMPERATURE, float(bank.bias_weights[query, target]))
         values: dict[Choice, list[Floats]] = {}
         for part, judged in folds:
             fold_queries = queries_of(part, query, target)
@@ -219,7 +219,7 @@ def _with_best(
             for temperature in TEMPERATURES:
                 bias = mean_similarity(fold_queries, items[rows], temperature)
                 weights = {0.0, *WEIGHTS}
-                if temperature == unjudged[0]:
+                if temperature == TEMPERATURE:
                     weights.add(unjudged[1])
                 for weight in weights:
                     reciprocal_ranks = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
