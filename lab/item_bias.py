@@ -216,11 +216,13 @@ class Bench:
 
     def _drawn(self, per_task: int) -> tuple[QueryBank, NDArray[np.bool_]]:
         """Such a bank, and which of its queries are held out."""
-        parts = []
+        parts: list[tuple[Part, Ints]] = []
+        missing = dict.fromkeys(sorted(set(self.test.tasks.tolist())), per_task)
         for part in (self.held_out, self.learn):
-            for task in sorted(set(self.test.tasks.tolist())):
-                missing = per_task - sum(int((own.tasks[rows] == task).sum()) for own, rows in parts)
-                parts.append((part, self.random.permutation(np.flatnonzero(part.tasks == task))[:missing]))
+            for task in missing:
+                rows = self.random.permutation(np.flatnonzero(part.tasks == task))[: missing[task]]
+                missing[task] -= len(rows)
+                parts.append((part, rows))
         arrays = [np.concatenate([getattr(part, name)[rows] for part, rows in parts]) for name in ("z", "modality", "target")]
         held_out = np.concatenate([np.full(len(rows), part is self.held_out) for part, rows in parts])
         return QueryBank.of(*arrays, size=len(arrays[0])), held_out
