@@ -187,6 +187,7 @@ def index_with_encoder(
     fit_config: FitConfig | None = None,
     device: torch.device | str = "cpu",
     thumbnails: int = 256,
+    vectors: bool = True,
     tell: Tell | None = None,
     say: Say | None = None,
 ) -> OnRamp:
@@ -201,6 +202,7 @@ def index_with_encoder(
         fit_config: How the model is fitted.
         device: Of the encoder.
         thumbnails: Pixels of the previews; 0: none.
+        vectors: False: store codes alone. They are fitted to a collection of any size.
         tell: Called with progress (`Tell`).
         say: Called with one line per step of the fit.
 
@@ -230,7 +232,7 @@ def index_with_encoder(
             why = f" ({problems[0]})" if problems else ""
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
-        if fit or not compared_whole(len(encoded)):
+        if fit or not vectors or not compared_whole(len(encoded)):
             done = _fit(unfitted, encoded, sample, fit_config, on_step)
             model = done.model
         else:
@@ -238,7 +240,7 @@ def index_with_encoder(
         with _writing(output / MODEL):
             model.save_pretrained(output / MODEL)
         model.source = f"local-dir:{(output / MODEL).absolute()}"
-    with Index(output, model, thumbnails=thumbnails) as index:
+    with Index(output, model, thumbnails=thumbnails, vectors=vectors) as index:
         _check_encoder(index, uri)
         index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:

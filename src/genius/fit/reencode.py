@@ -125,6 +125,8 @@ def reencode(
     path = Path(folder).resolve()  # a link to an index stays a link: what it leads to is replaced
     finish_swap(path)
     about = about_of(path)
+    if not about.vectors:
+        raise GeniusError(f"{path} stores codes and no vectors: create a new index with the other encoder")
     if not open_store(path, about).at(open_store(path, about).latest()).count():
         raise GeniusError(f"{path} is empty: create a new index with the other encoder")
     work = path / REENCODED
