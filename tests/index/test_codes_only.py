@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from genius import Genius, GeniusError, Index, Item, Modality, Query
+from genius.cli import app
 from genius.fit.reencode import reencode
 from genius.index import opened
 from genius.index.check import check
@@ -102,3 +104,14 @@ def test_an_index_with_vectors_is_written_as_before(model: Genius, tmp_path: Pat
     index = Index(tmp_path / "usual.genius", model)
     assert index.about.format == 2 and "_embedding" in index.reader().schema.names
     assert "vectors" not in json.loads((index.path / ABOUT).read_text())
+
+
+def test_the_command_line_makes_and_describes_one(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("word1 thing1")
+    output = str(tmp_path / "made.genius")
+    call = CliRunner().invoke
+    made = call(app, ["index", str(tmp_path / "notes.txt"), "--model", str(model_folder), "--codes-only", "-o", output])
+    assert made.exit_code == 0, made.output
+    assert "ranked by codes" in call(app, ["info", output]).output
+    refused = call(app, ["index", "--refit", "-o", output])
+    assert refused.exit_code != 0 and "nothing to refit" in refused.output

@@ -111,9 +111,9 @@ def index(
     thumbnails: Annotated[
         int, typer.Option(metavar="N", min=0, help="Longest side of stored previews, in pixels. 0: none.")
     ] = 256,
-    no_vectors: Annotated[
+    codes_only: Annotated[
         bool,
-        typer.Option("--no-vectors", help="For a new index: store codes alone, about a sixth of the space, and rank by them."),
+        typer.Option("--codes-only", help="For a new index: store codes alone, about a sixth of the space, and rank by them."),
     ] = False,
     ray: RayOption = None,
     workers: Annotated[
@@ -155,8 +155,8 @@ def index(
         raise GeniusError(
             "--ray cannot be used with --encoder, --refit or --watch: create the index from a sample, then add to it with --ray"
         )
-    if no_vectors and ray is not None:
-        raise GeniusError("--no-vectors creates an index: create it from a sample without --ray, then add to it with --ray")
+    if codes_only and ray is not None:
+        raise GeniusError("--codes-only creates an index: create it from a sample without --ray, then add to it with --ray")
     config = IngestConfig(
         columns=TableColumns(id_column, text_column, image_column, vector_column),
         captions=not no_captions,
@@ -168,13 +168,13 @@ def index(
         as_text=tuple(as_text or ()),
         exif=exif,
     )
-    storage = {"thumbnails": thumbnails, "vectors": not no_vectors}
+    storage = {"thumbnails": thumbnails, "vectors": not codes_only}
     place = _place(device)
     own = _own_vectors(paths, vector_column, ids)
     if own and (ray is not None or encoder is not None or model is not None or watch or prune):
         raise GeniusError("your own vectors need no model: leave out --model, --encoder, --ray, --watch and --prune")
-    if own and no_vectors:
-        raise GeniusError("an index of your own vectors stores them: leave out --no-vectors")
+    if own and codes_only:
+        raise GeniusError("an index of your own vectors stores them: leave out --codes-only")
     if query_vectors is not None and not (own or refit):
         raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
     if not paths:

@@ -33,7 +33,7 @@ from genius.encoders.base import Encoder, batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import disk_problem, read_json, write_whole
-from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
+from genius.fit import Fit, FitConfig, Say, Unfitted, fit_collection, fit_vectors, settled, unfitted_model
 from genius.fit.synthetic_queries import MOST, SyntheticQueries, synthesize_queries
 from genius.fit.vectors import own_queries, own_query_bank
 from genius.index import Index, writing
@@ -236,7 +236,7 @@ def index_with_encoder(
             done = _fit(unfitted, encoded, sample, fit_config, on_step)
             model = done.model
         else:
-            model = unfitted.without_fit(_full(encoded), fit_config)
+            model = unfitted_model(_full(encoded), unfitted.encoder, unfitted.uri, fit_config)
         with _writing(output / MODEL):
             model.save_pretrained(output / MODEL)
         model.source = f"local-dir:{(output / MODEL).absolute()}"
@@ -265,7 +265,8 @@ def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, Item
     known = queries.positives >= 0
     moved = queries.positives.clone()
     moved[known] = moved.new_tensor(rows)[queries.positives[known]]
-    return unfitted.fit_features(_full(encoded), replace(queries, positives=moved), config, say)
+    moved_queries = replace(queries, positives=moved)
+    return fit_collection(_full(encoded), moved_queries, unfitted.encoder, unfitted.uri, config, say)
 
 
 def _check_encoder(index: Index, uri: str) -> None:

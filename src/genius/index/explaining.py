@@ -501,7 +501,7 @@ def advice(state: Index) -> str | None:
             return None
         remedy = f"genius index FILES -o {state.path.name} --refit fits new ones"
         if not state.about.vectors:
-            remedy = "it stores no vectors to fit new ones to, so make it anew: genius index FILES -o NEW.genius --no-vectors"
+            remedy = "it stores no vectors to fit new ones to, so make it anew: genius index FILES -o NEW.genius --codes-only"
         return f"this index has outgrown its codes, which were fitted to {known_items.items:,} of its {count:,} items: {remedy}"
     unlike_modalities = unlike(state)
     if not unlike_modalities:

@@ -280,7 +280,7 @@ class Reader:
         with database_errors("read the index"):
             if "_embedding" in columns and "_embedding" not in self._table.schema.names:
                 raise GeniusError(
-                    "this index stores no vectors, only codes (it was made with --no-vectors), and this needs vectors"
+                    "this index stores no vectors, only codes (it was made with --codes-only), and this needs vectors"
                 )
             query = self._table.search().select(list(columns)).limit(None)
             if where is not None:
