@@ -157,9 +157,7 @@ def swap(folder: Path, fresh: Path) -> None:
     try:
         sync_directory(folder.absolute().parent)
     except OSError as error:
-        raise GeniusError(
-            f"{folder} was replaced, but the change may not survive a power cut: {error.strerror or error}"
-        ) from None
+        raise GeniusError(f"{folder} is made anew, but a power cut may undo it: {error.strerror or error}") from None
 
 
 class Unfinished(GeniusError):

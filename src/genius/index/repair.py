@@ -182,7 +182,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     try:
         sync_directory(target.parent)
     except OSError as error:
-        raise GeniusError(f"{target} was written, but its name may not survive a power cut: {error.strerror or error}") from None
+        raise GeniusError(f"{target} is made, but a power cut may undo it: {error.strerror or error}") from None
     return Copied(source, target, reader.version, state.items)
 
 
