@@ -36,7 +36,7 @@ from genius.demo import demo_items
 from genius.encoders import load_encoder
 from genius.encoders.base import encode_items
 from genius.features import Features
-from genius.fit import Unfitted
+from genius.fit import Unfitted, unfitted_model
 from genius.index import Index, searching
 from genius.model.genius import Genius
 from genius.search import SearchRequest
@@ -149,7 +149,7 @@ def of_encoder(uri: str, items: Sequence[Item], folder: Path) -> list[dict[str, 
             chosen = sorted(random.Random(seed).sample(range(len(items)), round(share * len(items))))
             captioned = {items[row].id: lines[row] for row in chosen}
             mixed = with_captions(features, texts, chosen)
-            model = unfitted.without_fit(mixed)
+            model = unfitted_model(mixed, unfitted.encoder, unfitted.uri)
             with Index(folder / f"{share}-{seed}.genius", model, thumbnails=0) as index:
                 index.add([Item(item.id, image=item.image, text=captioned.get(item.id)) for item in items], features=mixed)
                 part = len(captioned) / len(items)

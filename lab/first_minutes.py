@@ -241,10 +241,10 @@ def heic_names_its_extra(shell: Shell) -> tuple[bool, str]:
 
 def an_object_is_an_encoder(shell: Shell) -> tuple[bool, str]:
     code = (
-        "import numpy as np\nfrom genius import Genius, Item\n"
+        "import numpy as np\nfrom genius import Item, from_encoder\n"
         "class Mine:\n    def encode_texts(self, texts):\n"
         "        return np.array([[len(t), t.count('a'), 1.0] for t in texts], np.float32)\n"
-        "model = Genius.from_encoder(Mine()).fit([Item(str(i), text='a' * (i + 1)) for i in range(30)])\nprint(model)\n"
+        "model = from_encoder(Mine()).fit([Item(str(i), text='a' * (i + 1)) for i in range(30)])\nprint(model)\n"
     )
     (shell.folder / "mine.py").write_text(code)
     said = shell.run("python mine.py")

@@ -317,6 +317,26 @@ def recall_of_searches(model: Genius, z: Tensor, codes: Tensor, queries: Tensor)
     return out
 
 
+def from_encoder(encoder: str | Path | object, *, device: str | torch.device = "cpu") -> Unfitted:
+    """Start a model from an encoder: `.fit(items)` fits codes and decoder to a collection, without query-item pairs.
+
+    Args:
+        encoder: A URI (`hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, `bundled:mini`), or an object: one
+            with `encode_texts` and, if it reads images, `encode_images`; or a `SentenceTransformer`.
+        device: Where an encoder that is a torch module runs.
+
+    Returns:
+        The encoder with a method `fit(items)` that returns a `Genius`.
+
+    Raises:
+        GeniusError: If there is no such encoder, or the object has none of these methods.
+
+    Examples:
+        >>> model = genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
+    """
+    return Unfitted(encoder, device)
+
+
 class Unfitted:
     """An encoder without codes and decoder.
 
@@ -364,21 +384,7 @@ class Unfitted:
             reason = f": {problems[0]}" if problems else ""
             raise GeniusError(f"none of the {len(collection):,} items could be encoded{reason}")
         queries = synthesize_queries(self.encoder, [collection[row] for row in kept], (config or FitConfig()).seed)
-        return self.fit_features(features, queries, config).model
-
-    def fit_features(
-        self,
-        features: Features,
-        queries: SyntheticQueries | None,
-        config: FitConfig | None = None,
-        say: Say | None = None,
-    ) -> Fit:
-        """Fit to items that are encoded already (`fit_collection`)."""
-        return fit_collection(features, queries, self.encoder, self.uri, config, say)
-
-    def without_fit(self, features: Features, config: FitConfig | None = None) -> Genius:
-        """A model of items that are compared whole (`unfitted_model`)."""
-        return unfitted_model(features, self.encoder, self.uri, config)
+        return fit_collection(features, queries, self.encoder, self.uri, config).model
 
 
 def settled(uri: str) -> str:

@@ -167,7 +167,7 @@ def search_requests(state: Index, queries: Sequence[Query | ContentInput], reque
     group_hits = state.consistent(lambda: search(state, parts, model))
     answers: dict[int, Hits] = {}
     for (request, places, _, owner), hits in zip(groups, group_hits, strict=True):
-        confidence = model.confidence(request.settings(model).reranker)
+        confidence = model.confidence(request.settings(model, state.about.vectors).reranker)
         for place, query_hits in zip(places, gather(hits, owner, request.k), strict=True):
             answers[place] = with_probabilities(query_hits, confidence, targeted_queries[place].image is not None)
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
@@ -280,7 +280,7 @@ def check_fitted(model: Genius, path: Path) -> None:
 
 
 def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
-    params = request.settings(live.model)
+    params = request.settings(live.model, live.base.has_vectors)
     if params.generates or params.reranker == "codes":
         check_fitted(live.model, path)
     allowed = None
