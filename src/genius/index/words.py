@@ -64,12 +64,17 @@ def index_words(state: Index, fields: Sequence[str]) -> list[str]:
             if columns[name] != "text":
                 raise GeniusError(f"the field {name!r} holds {columns[name]}s: only text fields can be in a full-text index")
         state.store.index_words([*ALWAYS, *fields])
-    return words_fields(state.reader())
+    return _shown([*ALWAYS, *fields])  # nothing is read any more: what fails now must not sound as if nothing was made
 
 
 def words_fields(reader: Reader) -> list[str]:
     """Fields that this version can be searched by words in; empty: it has no full-text index."""
-    return [name for name in reader.words_columns() if not name.startswith("_")]
+    return _shown(reader.words_columns())
+
+
+def _shown(columns: Sequence[str]) -> list[str]:
+    """Of columns, those with a name that people know."""
+    return sorted({name for name in columns if not name.startswith("_")})
 
 
 def search_by_mode(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
