@@ -343,11 +343,9 @@ def _appears(folder: Path) -> bool:
     Raises:
         GeniusError: the replacement was broken off between its two renames.
     """
-    missing = False
     for _ in range(LOOKS):
         if unfinished_swap(folder) is None:
-            return missing and (folder / ABOUT).is_file()
-        missing = True
+            return (folder / ABOUT).is_file()  # it may have come since the caller looked for it
         time.sleep(LOOK_S)
     raise GeniusError(f"a replacement of {folder} was interrupted; nothing is lost: genius repair {folder} finishes it")
 
