@@ -43,7 +43,7 @@ from genius.index.folder import (
 )
 from genius.index.learned import Learned
 from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
-from genius.index.paths import origin_of
+from genius.index.paths import id_of, origin_of
 from genius.index.prepare import Stamped
 from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.repair import Copied, snapshot
@@ -821,12 +821,14 @@ class Index:
     def _open_parts(self, model: Genius | str | Path | None, create: bool, durable: bool) -> tuple[About, Genius, Store]:
         """What describes the index, its model and its table; again, if another index took its place while they were read."""
         for _ in range(RETRIES):
-            before = read_about(self.path)
+            before = id_of(self.path)
             try:
                 return open_or_create(self.path, model, create, self.write_lock, durable)
             except GeniusError:
+                if before is None:
+                    raise
                 after = read_about(self.path)  # waits while it is being replaced
-                if before is None or after is None or before.id == after.id:
+                if after is None or after.id == before:
                     raise
         return open_or_create(self.path, model, create, self.write_lock, durable)
 
