@@ -55,9 +55,9 @@ EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
-PROBED = 160  # cells that are scanned for ten hits, at least
-REFINED = 250  # vectors compared for one hit, beyond itself; they grow with the root of k
-EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
+PROBED = 180  # cells that are scanned for ten hits, at least
+REFINED = 200  # vectors compared for one hit, beyond itself; they grow with the root of k
+EFFORT = 2_000  # `SearchParams.rerank` at which these budgets hold; they grow and shrink with it
 
 
 def compared_whole(items: int) -> bool:
