@@ -33,11 +33,13 @@ def test_directions_are_equally_frequent_and_held_out_queries_come_first(monkeyp
     parts = split(data, 0.3, 0)
     assert parts.offsets is not None
     monkeypatch.setattr(handover, "BANK_SIZE", 30)
-    chosen, target = training_queries(parts, seed=0)
+    chosen, target, first = training_queries(parts, seed=0)
     assert len(chosen) == 30
     modality = chosen.modality
     counts = torch.bincount(3 * modality + target)
     assert counts[counts > 0].tolist() == [10, 10, 10]
     held_out = {tuple(row.tolist()) for row in parts.offsets.queries.text}
     found = sum(tuple(row.tolist()) in held_out for row in chosen.text)
+    assert first.any() and first.tolist() == sorted(first.tolist(), reverse=True)
+    assert all(tuple(row.tolist()) in held_out for row in chosen.text[first])
     assert found >= min(30, len(parts.offsets.queries)) * 0.8

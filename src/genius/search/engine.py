@@ -59,6 +59,7 @@ class SearchEngine:
         bank: A sample of queries: the metric of a scan's codes, and a probe for the modality. None: the identity, the decoder.
         bias_bank: Queries that item biases follow from, in place of those of `bank`.
         cache: Where the index of a scan is kept between processes; None: in memory only.
+        by_codes: Without embeddings: compare queries with what codes stand for, in every plan.
 
     Raises:
         GeniusError: If the parts do not fit each other.
@@ -77,6 +78,7 @@ class SearchEngine:
         bank: QueryBank | None = None,
         bias_bank: QueryBank | None = None,
         cache: ScanCache | None = None,
+        by_codes: bool = False,
     ) -> None:
         for name, part in (("Generator", generator), ("ResidualQuantizer", quantizer)):
             if part is not None and part.config.level_sizes != trie.level_sizes:
@@ -95,7 +97,9 @@ class SearchEngine:
             labelled = quantizer.config.labelled
             reconstruct = _LazyReconstructions(quantizer)
         vectors = placed(embeddings, self.device, on_host)
-        self.collection = Collection.of(trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct)
+        self.collection = Collection.of(
+            trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct, by_codes=by_codes
+        )
         self.flat = Flat(self.collection)
         self.scan = Scan(self.collection, bank, cache)
 
@@ -350,7 +354,7 @@ class SearchEngine:
             raise GeniusError(f"k must be at least 1, got {k!r}")
         z = self._vectors(z, "z")
         compared = z
-        if dense is not None:
+        if dense is not None and not self.collection.by_codes:  # codes stand for z
             compared = self._vectors(dense, "dense")
         if len(compared) != len(z):
             raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")

@@ -163,9 +163,11 @@ class SearchRequest:
         """Whether the effort is left to the model: no explicit beams or rerank."""
         return self.beams is None and self.rerank is None
 
-    def settings(self, model: Genius) -> SearchParams:
-        """How to search: the model's defaults, then `params`, then the two knobs."""
+    def settings(self, model: Genius, vectors: bool = True) -> SearchParams:
+        """How to search: the model's defaults, then `params`, then the two knobs; by codes where no vectors are stored."""
         chosen = self.params or SearchParams.of_model(model)
+        if self.params is None and not vectors and chosen.reranker == "embeddings":
+            chosen = replace(chosen, reranker="codes")
         if self.beams is not None:
             chosen = replace(chosen, beams=self.beams)
         if self.rerank is not None:
