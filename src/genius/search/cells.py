@@ -92,19 +92,19 @@ class Cells:
         nearest = faiss.IndexFlatIP(width)
         nearest.add(centroids)
         cell = np.empty(len(rows), np.int64)
-        means = np.zeros((count, width), np.float64)
+        sums = np.zeros((count, width), np.float64)
         for first, block in _blocks(vectors, rows):
             own = nearest.search(block, 1)[1][:, 0]
             cell[first : first + len(block)] = own
-            _add_by_cell(means, own, block)
+            _add_by_cell(sums, own, block)
         sizes = np.bincount(cell, minlength=count)
-        means = np.where(sizes[:, None] > 0, means / np.maximum(sizes, 1)[:, None], centroids).astype(np.float32)
+        means: Floats = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centroids).astype(np.float32)
         root, inverse = _roots(_mixed(metric, sample), width)
         residuals = (sample - means[cell[chosen]])[generator.permutation(len(sample))[:CODE_SAMPLE]] @ root
         rotation, codebooks = _fit_codes(np.ascontiguousarray(residuals), width)
         item_transform = np.ascontiguousarray(root @ rotation.T)
         query_transform = np.ascontiguousarray(inverse @ rotation.T)
-        encoder = _Encoder(means, item_transform, query_transform, codebooks, queries)
+        encoder = ProductEncoder(means, item_transform, query_transform, codebooks, queries)
         codes = np.empty((len(rows), encoder.quantizer.code_size), np.uint8)
         for first, block in _blocks(vectors, rows):
             codes[first : first + len(block)] = encoder.codes(block, cell[first : first + len(block)])
@@ -183,7 +183,7 @@ class Cells:
         """
         nearest = faiss.IndexFlatIP(self.width)
         nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
-        encoder = _Encoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
+        encoder = ProductEncoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
@@ -276,7 +276,7 @@ class Cells:
         return packed + 8 * len(self) + sum(int(array.nbytes) for array in others)
 
 
-class _Encoder:
+class ProductEncoder:
     """Codes of vectors whose cells are known.
 
     Args:
@@ -301,40 +301,53 @@ class _Encoder:
 
     def codes(self, vectors: Floats, cell: Ints) -> NDArray[np.uint8]:
         """Vectors (n, D) of the cells (n,) -> (n, S / 2), two codes in a byte."""
-        residuals = np.ascontiguousarray((vectors - self.means[cell]) @ self.item_transform)
+        residuals = np.ascontiguousarray((vectors - self.means[cell]) @ self.item_transform, np.float32)
         packed: NDArray[np.uint8] = self.quantizer.compute_codes(residuals)
         if not self.bank.ntotal:
             return packed
-        return _packed(self._swept(_unpacked(packed, len(self.codebooks)), residuals, self._directions(vectors)))
+        codes = _unpacked(packed, len(self.codebooks))
+        return _packed(directed_codes(codes, self.codebooks, residuals, self.directions(vectors)))
 
-    def _directions(self, vectors: Floats) -> Floats:
+    def directions(self, vectors: Floats) -> Floats:
         """(n, D) of length 1: where the queries lie, transformed, that are nearest to each vector."""
         nearest = self.bank.search(np.ascontiguousarray(vectors), NEAREST_QUERIES)[1]
         total: Floats = np.zeros(vectors.shape, np.float32)
         for place in range(NEAREST_QUERIES):
             total += self.transformed_queries[nearest[:, place]]
-        return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+        total /= np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+        return total
 
-    def _swept(self, codes: Ints, residuals: Floats, directions: Floats) -> Ints:
-        """Codes (n, S) that leave a smaller |e|^2 + `DIRECTION_WEIGHT` (e . direction)^2 (coordinate descent)."""
-        item = np.arange(len(codes))
-        subspaces, _, part = self.codebooks.shape
-        along = np.zeros(len(codes), np.float32)  # e . direction of each item
-        projections = []
-        distances = []
-        for place, codebook in enumerate(self.codebooks):
-            own = slice(place * part, (place + 1) * part)
-            projection = directions[:, own] @ codebook.T  # (n, 16) of each code on the direction
-            along += (residuals[:, own] * directions[:, own]).sum(1) - projection[item, codes[:, place]]
-            projections.append(projection)
-            distances.append((codebook**2).sum(1) - 2 * residuals[:, own] @ codebook.T)
-        for _ in range(SWEEPS):
-            for place in range(subspaces):
-                projection = projections[place]
-                if_chosen = (along + projection[item, codes[:, place]])[:, None] - projection
-                codes[:, place] = (distances[place] + DIRECTION_WEIGHT * if_chosen**2).argmin(1)
-                along = if_chosen[item, codes[:, place]]
-        return codes
+
+def directed_codes(codes: Ints, codebooks: Floats, residuals: Floats, directions: Floats) -> Ints:
+    """Choose codes again, to leave a smaller |e|^2 + `DIRECTION_WEIGHT` (e . direction)^2 (coordinate descent).
+
+    Args:
+        codes: (n, S), changed in place.
+        codebooks: (S, K, D / S).
+        residuals: (n, D) that the codes describe, with an error e.
+        directions: (n, D) of length 1.
+
+    Returns:
+        `codes`.
+    """
+    item = np.arange(len(codes))
+    subspaces, _, part = codebooks.shape
+    along = np.zeros(len(codes), np.float32)  # e . direction of each item
+    projections = []
+    distances = []
+    for place, codebook in enumerate(codebooks):
+        own = slice(place * part, (place + 1) * part)
+        projection = directions[:, own] @ codebook.T  # (n, 16) of each code on the direction
+        along += (residuals[:, own] * directions[:, own]).sum(1) - projection[item, codes[:, place]]
+        projections.append(projection)
+        distances.append((codebook**2).sum(1) - 2 * residuals[:, own] @ codebook.T)
+    for _ in range(SWEEPS):
+        for place in range(subspaces):
+            projection = projections[place]
+            if_chosen = (along + projection[item, codes[:, place]])[:, None] - projection
+            codes[:, place] = (distances[place] + DIRECTION_WEIGHT * if_chosen**2).argmin(1)
+            along = if_chosen[item, codes[:, place]]
+    return codes
 
 
 def _unpacked(codes: NDArray[np.uint8], subspaces: int) -> Ints:
@@ -347,8 +360,8 @@ def _unpacked(codes: NDArray[np.uint8], subspaces: int) -> Ints:
 
 def _packed(codes: Ints) -> NDArray[np.uint8]:
     """(n, S) -> (n, bytes), two codes in each."""
-    padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).astype(np.uint8)
-    return padded[:, 0::2] | (padded[:, 1::2] << CODE_BITS)
+    padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return (padded[:, 0::2] | (padded[:, 1::2] << CODE_BITS)).astype(np.uint8)
 
 
 def _blocks(vectors: Vectors, rows: Ints) -> Iterator[tuple[int, Floats]]:

@@ -365,7 +365,8 @@ def _queries_of(bank: Queries | None, modality: int, width: int) -> Floats:
     """(m, D) of a bank that want a modality; none without a bank."""
     if bank is None:
         return np.empty((0, width), np.float32)
-    return bank.z[bank.target == modality]
+    queries: Floats = bank.z[bank.target == modality]
+    return queries
 
 
 def _sha256(path: Path) -> str:
