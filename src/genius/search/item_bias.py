@@ -134,7 +134,8 @@ class ItemBias:
         if len(query_modality) == 1:  # the usual search, in which every call of numpy counts
             own = int(query_modality[0])
             codes = self._code_rows[own].take(rows, mode="wrap")
-            return self._values[own].take(codes + CODES * item_modality, mode="wrap")
+            single: Floats = self._values[own].take(codes + CODES * item_modality, mode="wrap")
+            return single
         codes = self.codes.ravel().take(rows + (np.maximum(self.slots[query_modality], 0) * len(self))[:, None], mode="wrap")
         places = codes + CODES * (item_modality + MODALITIES * query_modality[:, None])
         values: Floats = self._values.ravel().take(places, mode="wrap")

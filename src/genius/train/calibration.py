@@ -106,8 +106,13 @@ class Searched(NamedTuple):
     def joined(self, others: Searched, most: int) -> Searched:
         """These and the first of the others, at most so many in all."""
         count = max(0, most - len(self.z))
-        arrays = [np.concatenate([own, more[:count]]) for own, more in zip(self[:-1], others[:-1], strict=True)]
-        return Searched(*arrays, [*self.positives, *others.positives[:count]])
+        return Searched(
+            z=np.concatenate([self.z, others.z[:count]]),
+            dense=np.concatenate([self.dense, others.dense[:count]]),
+            modality=np.concatenate([self.modality, others.modality[:count]]),
+            has_image=np.concatenate([self.has_image, others.has_image[:count]]),
+            positives=[*self.positives, *others.positives[:count]],
+        )
 
 
 def part_of_pool(count: int, positives: Sequence[Sequence[int]], share: float) -> NDArray[np.int64]:
