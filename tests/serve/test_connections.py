@@ -321,6 +321,32 @@ def test_what_is_no_http_gets_the_promised_shape(run: Any) -> None:
 HEAD = "POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 4", "Upgrade"),
+        ("Connection: Upgrade\r\nUpgrade: websocket\r\nTransfer-Encoding: chunked", "Upgrade"),
+        ("Transfer-Encoding: gzip, chunked", "Transfer-Encoding"),
+    ],
+)
+def test_a_body_that_would_not_be_read_as_one_is_refused_and_the_connection_closed(run: Any, more: str, said: str) -> None:
+    server = run()
+    one = server.connect(f"{HEAD}{more}\r\n\r\n".encode())
+    time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        one.sendall(HEALTH)  # in a body: no request
+    assert said in check_shape(answer(one), 400)
+
+
+def test_another_protocol_is_not_spoken_and_the_connection_goes_on(run: Any) -> None:
+    server = run()
+    asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    one = server.connect(asked)
+    until(one, b'{"status":"ok"}')
+    one.sendall(asked)
+    until(one, b'{"status":"ok"}')
+
+
 def test_a_body_of_one_byte_chunks_is_refused_early(run: Any) -> None:
     """Parsing costs time per chunk: a body of tiny ones is refused after a few hundred, not after its time limit."""
     server = run()

@@ -192,6 +192,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if sum(name == b"host" for name, _ in self.headers) > 1:
             self._fail(400, "more than one Host header", "not_http")
+        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings not in ([], [b"chunked"]):
+            self._fail(400, "the only Transfer-Encoding that is understood is chunked", "not_http")
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        if self.parser.should_upgrade() and (encodings or lengths not in ([], [b"0"])):  # the parser would take it for the next
+            self._fail(400, "a request with a body must not ask for another protocol: send it without Upgrade", "not_http")
         self._head_open = False
         self._body_open = True
         self.waiting_since = self.loop.time()
