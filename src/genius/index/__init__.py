@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -84,6 +84,7 @@ class Index:
         lock_timeout: seconds that a write waits for other writers.
         thumbnails: longest side of stored previews in pixels, 0 for none.
         durable: a write returns once it is on the disk; without, a power cut may take the last ones.
+        vectors: False: a new index stores codes alone, some 100 bytes per item, and ranks by them.
 
     Raises:
         GeniusError: there is no index, it is damaged, or it belongs to another model.
@@ -115,6 +116,7 @@ class Index:
         lock_timeout: float = 30.0,
         thumbnails: int = 256,
         durable: bool = True,
+        vectors: bool = True,
     ) -> None:
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise GeniusError(f"a version is a whole number, got {version!r}")
@@ -129,8 +131,8 @@ class Index:
         self._opening = threading.Lock()  # one thread opens the index that took the place of this one
         self._thread = threading.local()  # `generation` that a thread's call has begun with
         self.write_lock = WriteLock(self.path / ".lock", lock_timeout)
-        self.about, self.model, self.store = self._open_parts(model, create and not self.read_only, durable)
-        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
+        self.about, self.model, self.store = self._open_parts(model, create and not self.read_only, durable, vectors)
+        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.stored_width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
         self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
@@ -167,6 +169,8 @@ class Index:
         path = Path(path)
         if (model is None) == (dim is None):
             raise GeniusError("an index has either a model or, for vectors of your own, a width (dim)")
+        if dim is not None and not options.get("vectors", True):
+            raise GeniusError("an index of your own vectors stores them: its codes mean nothing until they are fitted")
         if read_about(path) is not None:
             raise GeniusError(f"{path} is an index already: open it with Index(path)")
         if dim is not None:
@@ -376,27 +380,14 @@ class Index:
         """
         self.following(lambda: writing.optimize(self, keep))
 
-    def reencode(self, encoder: str, *, skip_missing: bool = False, device: str = "cpu") -> Any:
-        """Switch to another encoder. Others search and change the index meanwhile, and follow the switch.
+    def reencode(self, encoder: str, **options: Any) -> NoReturn:
+        """Is a function of its own now: `genius.reencode`.
 
         Args:
-            encoder: URI of the encoder. Codes and decoder are fitted to the items.
-            skip_missing: Leave out items whose image file is gone, instead of refusing.
-            device: Where the encoder runs.
-
-        Returns:
-            What was done (`genius.fit.reencode.Reencoded`).
-
-        Raises:
-            GeniusError: Items cannot be encoded again, or the encoder cannot be read; the index is as it was.
+            encoder: The new one.
+            options: Of that function.
         """
-        from genius.fit.reencode import reencode
-
-        self.check_writable()
-        done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
-        self.follows = True
-        self.refresh()
-        return done
+        raise GeniusError("index.reencode(...) is genius.reencode(index, ...) now")
 
     def learn(
         self,
@@ -818,19 +809,21 @@ class Index:
 
     # -- the live view: opening -----------------------------------------------------------------------------------------------
 
-    def _open_parts(self, model: Genius | str | Path | None, create: bool, durable: bool) -> tuple[About, Genius, Store]:
+    def _open_parts(
+        self, model: Genius | str | Path | None, create: bool, durable: bool, vectors: bool
+    ) -> tuple[About, Genius, Store]:
         """What describes the index, its model and its table; again, if another index took its place while they were read."""
         for _ in range(RETRIES):
             before = id_of(self.path)
             try:
-                return open_or_create(self.path, model, create, self.write_lock, durable)
+                return open_or_create(self.path, model, create, self.write_lock, durable, vectors)
             except GeniusError:
                 if before is None:
                     raise
                 after = read_about(self.path)  # waits while it is being replaced
                 if after is None or after.id == before:
                     raise
-        return open_or_create(self.path, model, create, self.write_lock, durable)
+        return open_or_create(self.path, model, create, self.write_lock, durable, vectors)
 
     def _open_newest(self) -> Live:
         reader = self.store.at(self.store.latest())
