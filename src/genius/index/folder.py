@@ -331,10 +331,10 @@ def read_about(folder: Path) -> About | None:
         with open_regular(path) as file:
             text = file.read(MAX_SMALL).decode()
     except (FileNotFoundError, NotADirectoryError):
-        if holds_data(folder):
-            raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
         if _appears(folder):
             return read_about(folder)
+        if holds_data(folder):
+            raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"cannot read {path}: {error}; {mend}") from None
