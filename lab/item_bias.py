@@ -774,7 +774,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table()
     elif args.command == "icons":
         body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
-        ICONS.write_text(_compact(body), encoding="utf-8")
+        ICONS.write_text(compact(body), encoding="utf-8")
     else:
         write_measured(args.runs, args.output, args.add)
 
@@ -785,7 +785,7 @@ def _made() -> dict[str, Any]:
     return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
 
 
-def _compact(body: dict[str, Any]) -> str:
+def compact(body: dict[str, Any]) -> str:
     """JSON whose innermost lists and objects stand on one line."""
     text = json.dumps(body, indent=1)
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
@@ -812,7 +812,7 @@ def write_measured(paths: Sequence[Path], output: Path, add: bool = False) -> No
         "summary": summary(runs),
         "runs": runs,
     }
-    output.write_text(_compact(body), encoding="utf-8")
+    output.write_text(compact(body), encoding="utf-8")
 
 
 if __name__ == "__main__":
