@@ -50,7 +50,6 @@ BANK = 4096  # queries that a trained model keeps
 RESULT = Path("lab/results/above_dense_fashion.json")
 BEAM_QUERIES = 500
 ICONS = Path("lab/results/above_dense_icons.json")
-WORDINGS = Path("lab/results/wordings_fashion.json")
 ROUNDS = 10  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
@@ -717,21 +716,6 @@ def icons_table(body: dict[str, Any]) -> str:
     return "\n".join([*out, "", f"Existence on icons, AUROC:\n{shown}."])
 
 
-def wordings_table(body: dict[str, Any]) -> str:
-    """Markdown of `lab.wordings`."""
-    queries = body["lines"]["training wordings"]["queries"]
-    out = [
-        f"Instructions in words that training never saw (fashion, seed {body['training']['seed']}, {queries} queries, unseen "
-        f"candidates, {body['date']}):",
-        "",
-        "| wording | hit@5 | right modality first |",
-        "|---|---:|---:|",
-    ]
-    for name, line in body["lines"].items():
-        out.append(f"| {name} | {line['hit@5']:.1f} | {line['right_modality_first']:.3f} |")
-    return "\n".join(out)
-
-
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -739,7 +723,7 @@ def write_table() -> None:
     body = json.loads(RESULT.read_text(encoding="utf-8"))
     made = tables(body)
     PLOT.write_text(plot(body), encoding="utf-8")
-    for path, table in ((ICONS, icons_table), (WORDINGS, wordings_table), (UNTRAINED, untrained_table)):
+    for path, table in ((ICONS, icons_table), (UNTRAINED, untrained_table)):
         if path.exists():
             made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")

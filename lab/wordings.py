@@ -1,13 +1,15 @@
 """New wordings of instructions: how much of hit@5 is left, and whether the right modality comes first.
 
     python -m lab.wordings FEATURES OUT TRAINING [OUT TRAINING ...] [--towers FOLDER]     -> lab/results/wordings_fashion.json
+    python -m lab.wordings --table                                                        -> docs/training.md
 
 FEATURES, OUT and TRAINING as in `lab.item_bias`; several seeds. Training knows the four wordings of each direction in
 `genius.types.TEMPLATES`; those below it has never seen. The default search, target unknown, over candidates that no training
 query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
 (`genius.model.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
 training wording has; the model's text encoder classifies them. "usual new words" and "rare words" were written before the
-reader, "fresh words" after it was finished, and nothing was changed for them.
+reader; "looked at" are further ones by which it was improved; "blind" ones were written after it was finished, and nothing was
+changed for them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 from lab.item_bias import BANK, Bench, compact, stages
 
 RESULT = Path("lab/results/wordings_fashion.json")
+PAGE = Path("docs/training.md")
+BEGIN = "<!-- wordings -->"
+END = "<!-- end of wordings -->"
 PER_TASK = 200
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
 DIRECTIONS = {0: (TEXT, IMAGE), 1: (IMAGE, TEXT), 2: (TEXT, PAIR), 3: (IMAGE, PAIR), 4: (PAIR, IMAGE)}
@@ -63,7 +68,7 @@ WORDINGS: dict[str, dict[int, tuple[str, ...]]] = {
         3: ("Fetch this snapshot plus its blurb.", "This visual with prose, please.", "Dig up the captioned pic."),
         4: ("Fetch a snapshot akin to this, altered.", "A tweaked visual, please.", "Dig up this pic, amended."),
     },
-    "fresh words": {
+    "looked at": {
         0: (
             "Got any pics of this?",
             "I'd like to look at photographs of it.",
@@ -85,6 +90,38 @@ WORDINGS: dict[str, dict[int, tuple[str, ...]]] = {
             "Match this shot to a captioned photograph.",
         ),
         4: ("The picture, but modified as I say.", "Another shot of it with that tweak.", "Photos of this one after the edit."),
+    },
+    "blind": {
+        0: (
+            "Have you a portrait or photo to go with the sentence?",
+            "What does it look like? Show me in pictures.",
+            "Visual results only.",
+            "Bring me imagery fitting this text.",
+        ),
+        1: (
+            "I need the product text for this image.",
+            "Name what is on the photograph.",
+            "Which words would you use for this?",
+            "Look up the title of the item in the picture.",
+        ),
+        2: (
+            "Catalogue entries, picture included, with the product text.",
+            "I'd like both a photo of it and its description.",
+            "Return image-text pairs that match.",
+            "Listings with a photograph and a title.",
+        ),
+        3: (
+            "The full listing for this one: photo and title.",
+            "Give me the record, picture plus words, that this image belongs to.",
+            "An entry in which this is shown and described.",
+            "Find the same product with image and description.",
+        ),
+        4: (
+            "The same product image, adjusted as the text says.",
+            "Show me what it looks like after this change.",
+            "A photo of the variant described.",
+            "Swap as told and find that image.",
+        ),
     },
 }
 
@@ -220,12 +257,40 @@ def _found(
     }
 
 
+def table(body: dict[str, Any]) -> str:
+    """Markdown of the summary."""
+    lines = body["summary"]
+    out = [
+        f"Fashion, seeds {', '.join(map(str, body['seeds']))}, {body['queries']} test queries, {body['candidates']:,} candidates that no",
+        f"training query shows, target unknown, {body['date']}; hit@5 with training wordings {lines[0]['hit@5']:.1f}:",
+        "",
+        "| wordings | instructions | hit@5 | points lost (by seed) | right modality first |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for line in lines[1:]:
+        seeds = ", ".join(f"{drop:.1f}" for drop in line["drop_by_seed"])
+        numbers = f"{line['hit@5']:.1f} | {line['drop']:.1f} ({seeds}) | {line['right_modality_first']:.3f}"
+        out.append(f"| {line['wording']} | {line['instructions']} | {numbers} |")
+    return "\n".join(out)
+
+
+def write_table() -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    body = json.loads(RESULT.read_text(encoding="utf-8"))
+    PAGE.write_text(f"{before}{BEGIN}\n{table(body)}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path)
-    parser.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
+    parser.add_argument("features", type=Path, nargs="?")
+    parser.add_argument("runs", type=Path, nargs="*", help="OUT TRAINING of each seed")
     parser.add_argument("--towers", type=Path)
+    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
+    if args.table:
+        write_table()
+        return
     commit = current_commit()
     read = Reader(args.towers)
     runs = [measure(args.features, *run, read) for run in zip(args.runs[0::2], args.runs[1::2], strict=True)]

@@ -70,11 +70,14 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "everything subject line use using based here there now just only also both each together along asks ask "
         "let wanted needed question questions love make put written read stands stand evidence made combined "
         "accompanied following described given provided means meaning said reply replies drawn reference shown "
-        "displayed attached above below uploaded submitted query input including containing alongside beside next"
+        "displayed attached above below uploaded submitted query input including containing alongside beside next "
+        "got topic keyword term short brief nice full detailed couple few several many number comes come appears "
+        "appear called name named summarise summarize anyone someone everyone lets try check quick quickly"
     ),
     WordClass.CHANGE: _words(
         "change changes changed different difference edit edits edited modification modifications modified altered "
-        "alteration variation variant version revised adapted adjusted instructions instruction"
+        "alteration variation variant version revised adapted adjusted tweak tweaked amended update updated "
+        "replaced swapped instructions instruction"
     ),
 }
 FUNCTION_WORDS = frozenset(
@@ -96,8 +99,12 @@ INDEFINITE = frozenset(_words("a an another some any which what its their one mo
 JOINS = frozenset(
     _words("and with plus including containing alongside beside accompanied combined has having together along next")
 )
-GOES_WITH = re.compile(r"\b(go|goes|going|went|align|aligns) with\b")
+GOES_WITH = re.compile(r"\b(go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b")
 AS_WELL_AS = re.compile(r"\bas well as\b")
+TELLS = frozenset(  # what is asked of an image: *what has been written about this photo?*
+    _words("written tell tells describe describes explain explains say says said called name named summarise summarize means")
+)
+OF_THIS = frozenset((link, word) for link in ("of", "on", "about", "for") for word in ("this", "it", "that", "these"))
 PARTS = frozenset(_words("pair combination duo"))
 CONTENT_WORDS = _words(  # examples, for the words that an encoder classifies
     "shoe shirt bag bicycle car house dog cat tree chair table watch cup boat hat dress lamp bird red blue "
@@ -164,12 +171,21 @@ def read_instruction(
         'text'
     """
     plain = AS_WELL_AS.sub("and", GOES_WITH.sub("matches", text.lower()))
-    words = re.findall(r"[^\W\d_]+|[.,;:?!]", plain)
     known = {word: name for name, own in lexicon.items() for word in own}
+    whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), plain)
+    words = re.findall(r"[^\W\d_]+|[.,;:?!]", whole)
     classes = _classes(words, known, classify)
     nouns = _nouns(words, classes, query)
     target = _target(words, classes, nouns)
     return Instruction(target, _content(text, classes, words))
+
+
+def _whole(word: str, known: Mapping[str, WordClass]) -> str:
+    """A word with hyphens in one piece, if that is a known word: *write-up*."""
+    joined = word.replace("-", "")
+    if any(form in known for form in _forms(joined)):
+        return joined
+    return word
 
 
 def _classes(words: Sequence[str], known: Mapping[str, WordClass], classify: Classify) -> list[WordClass | None]:
@@ -200,6 +216,9 @@ def _forms(word: str) -> list[str]:
 
 
 MODALITY_OF = {WordClass.IMAGE: IMAGE, WordClass.TEXT: TEXT}
+PAIRED_ENTRIES = {  # *an illustrated page*, *an annotated version*
+    (first, second) for first in (WordClass.ILLUSTRATED, WordClass.CAPTIONED) for second in (WordClass.ENTRY, WordClass.CHANGE)
+}
 PAIRED = {(WordClass.CAPTIONED, IMAGE), (WordClass.ILLUSTRATED, TEXT)}  # *a captioned photo*, *an illustrated text*
 
 
@@ -259,12 +278,14 @@ def _target(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Se
     for noun in nouns:
         if noun.place and (classes[noun.place - 1], noun.modality) in PAIRED:
             return PAIR
-    if (WordClass.ILLUSTRATED, WordClass.ENTRY) in pairwise(classes):
+    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)):
         return PAIR
     if not nouns:
         return None
     surest = min(noun.reference for noun in nouns)
     first = next(noun for noun in nouns if noun.reference == surest)
+    if surest == SURE and first.modality == IMAGE and not TELLS.isdisjoint(words[: first.place]):
+        return TEXT
     if surest == SURE and WordClass.CONTENT in classes[: first.place]:  # *the gist of this photo*: a word that no one knows
         return None
     for one, other in pairwise(nouns):
@@ -292,7 +313,9 @@ def _joined(words: Sequence[str], one: int, other: int) -> bool:
         place = 1
     if place < len(between) and between[place] in ("that", "which"):
         place += 1
-    if place >= len(between) or between[place] not in JOINS:
+    if tuple(between[place : place + 2]) in OF_THIS:  # *a picture of this and a text*
+        place += 2
+    if not any(word in JOINS for word in between[place : place + 2]):  # *and*, *comes with*
         return False
     return not any(word in (".", "?", "!", ";") for word in between)
 
