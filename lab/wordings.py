@@ -7,7 +7,7 @@ FEATURES, OUT and TRAINING as in `lab.item_bias`; several seeds. Training knows 
 `genius.types.TEMPLATES`; those below it has never seen. The default search, target unknown, over candidates that no training
 query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
 (`genius.model.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
-training wording has; the model's text encoder classifies them. "usual new words" and "rare words" were written before the
+training wording has; the model's text tower classifies them. "usual new words" and "rare words" were written before the
 reader; "looked at" are further ones by which it was improved; "blind" ones were written after it was finished, and nothing was
 changed for them.
 """
@@ -18,7 +18,7 @@ import argparse
 import datetime
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from genius.types import TEMPLATES, Modality, Query, query_text
 from lab import current_commit
 from lab.accuracy import fashion
 from lab.fashion.data import TASKS
-from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
+from lab.fashion.towers import MiniLM, package_file
 from lab.item_bias import BANK, Bench, compact, stages
 
 RESULT = Path("lab/results/wordings_fashion.json")
@@ -179,16 +179,10 @@ def measure(features: Path, out: Path, training: Path, read: Reader) -> dict[str
     engine = bench.engine(bank, biased, model, rows)
     tasks = data.tasks.numpy()
     asked = np.concatenate([random.permutation(np.flatnonzero(tasks == task))[:PER_TASK] for task in TASKS])
-
-    def encode(words: Sequence[str]) -> torch.Tensor:
-        vectors = read(words)
-        present = torch.ones(len(words), dtype=torch.bool)
-        return heads.apply_chunked(Features(torch.zeros(len(words), IMAGE_WIDTH), vectors, ~present, present)).text
-
     lines = [{"wording": "training", **_found(bench, engine, rows, asked, bench.test.z[asked])}]
     for name, wordings in WORDINGS.items():
         chosen = [str(random.choice(wordings[int(tasks[query])])) for query in asked]
-        for way, reader in _readers(name, encode).items():
+        for way, reader in _readers(name, read).items():
             queries = [
                 Query(own_words(texts[query], int(tasks[query])) or None, image_of(int(tasks[query])), instruction)
                 for query, instruction in zip(asked.tolist(), chosen, strict=True)
@@ -204,14 +198,14 @@ def measure(features: Path, out: Path, training: Path, read: Reader) -> dict[str
     return {"training": {name: bench.about[name] for name in ("products", "seed")}, "candidates": len(rows), "lines": lines}
 
 
-def _readers(name: str, encode: Callable[[Sequence[str]], torch.Tensor]) -> dict[str, KnownInstructions | None]:
+def _readers(name: str, tower: Reader) -> dict[str, KnownInstructions | None]:
     """Ways to treat the instructions of a set of wordings."""
     unseen = held_out_words(name)
     lexicon = {group: tuple(word for word in own if word not in unseen) for group, own in LEXICON.items()}
     shipped = KnownInstructions(TEMPLATES)
-    shipped.read_words_by(encode)
+    shipped.read_words_by(tower)
     without_words = KnownInstructions(TEMPLATES, lexicon)
-    without_words.read_words_by(encode)
+    without_words.read_words_by(tower)
     return {"as they are": None, "read": shipped, "read, words held out": without_words}
 
 
@@ -261,8 +255,8 @@ def table(body: dict[str, Any]) -> str:
     """Markdown of the summary."""
     lines = body["summary"]
     out = [
-        f"Fashion, seeds {', '.join(map(str, body['seeds']))}, {body['queries']} test queries, {body['candidates']:,} candidates that no",
-        f"training query shows, target unknown, {body['date']}; hit@5 with training wordings {lines[0]['hit@5']:.1f}:",
+        f"Fashion, seeds {', '.join(map(str, body['seeds']))}, {body['queries']} test queries, {body['candidates']:,} candidates",
+        f"that no training query shows, target unknown, {body['date']}; hit@5 with training wordings {lines[0]['hit@5']:.1f}:",
         "",
         "| wordings | instructions | hit@5 | points lost (by seed) | right modality first |",
         "|---|---|---:|---:|---:|",

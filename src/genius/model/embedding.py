@@ -120,7 +120,8 @@ class Embedder:
         """Take the instructions of training; the encoder classifies words that no list has."""
         self.instructions = instructions
         if instructions is not None and self.encoder is not None:
-            instructions.read_words_by(self.encoder.encode_texts)
+            frozen = getattr(self.encoder, "tower_texts", None)  # before trained heads, which know the words of their data alone
+            instructions.read_words_by(frozen or self.encoder.encode_texts)
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:
