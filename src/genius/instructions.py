@@ -229,7 +229,7 @@ def _nouns(words: Sequence[str], classes: Sequence[WordClass | None], query: Mod
         if found not in MODALITY_OF:
             continue
         following = _following(classes, place)
-        paired = any(word in PARTS for word in words[place + 1 : place + 3])
+        paired = any(form in PARTS for word in words[place + 1 : place + 3] for form in _forms(word))
         if following in MODALITY_OF and not paired:  # *image caption*, *visual description*: the second noun counts
             continue
         if words[place] == "visual" and following is WordClass.CONTENT:  # *the visual entity*

@@ -28,6 +28,7 @@ READ = [
     ("Some photographs of this, please.", TEXT, IMAGE, ""),
     ("Photos with their captions.", TEXT, PAIR, ""),
     ("An illustrated page on this.", TEXT, PAIR, ""),
+    ("Image-text pairs that match.", TEXT, PAIR, ""),
     ("A picture for the caption below.", TEXT, IMAGE, ""),
     ("The caption of this picture.", IMAGE, TEXT, ""),
     ("This picture with its caption.", IMAGE, PAIR, ""),
