@@ -3,6 +3,7 @@
     python -m lab.item_bias vectors FEATURES TRAINING OUT [--products 6000]   vectors of a training's first two stages
     python -m lab.item_bias foreign ICONS TRAINING OUT [--towers FOLDER]      texts of another benchmark in the same space
     python -m lab.item_bias measure OUT TRAINING [OUT TRAINING ...]           several seeds -> lab/results/above_dense_*.json
+    python -m lab.item_bias sizes OUT [OUT ...]                               size of the bank -> lab/results/bank_size.json
     python -m lab.item_bias icons FEATURES OUT                                icons -> lab/results/above_dense_icons.json
     python -m lab.item_bias table                                             tables and the plot of docs/engine.md from that JSON
 
@@ -32,22 +33,37 @@ from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, shrink
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, mean_similarity, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.query_bank import QueryBank
+from genius.model.query_bank import TEMPERATURE, QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
-from genius.train.calibration import POOL_SHARES, ResultLists, Searched, answer_probabilities, part_of_pool, result_lists
+from genius.train.calibration import (
+    MOST_QUERIES,
+    POOL_SHARES,
+    ResultLists,
+    Searched,
+    answer_probabilities,
+    part_of_pool,
+    result_lists,
+)
+from genius.train.handover import PER_DIRECTION
 from genius.train.holdout import split
 from genius.types import Modality
 from genius.weight_files import read_tensors
 from lab import current_commit
 
+JUDGED_TASKS = ("text->image", "image->text")
+JUDGED_SIZES = (800, 2000, 4000)
+JUDGED_WEIGHTS = (0.5, 0.65, 0.8)
+DRAWS = 4
 BANK_SIZES = (100, 500, 2000, 8000)
+TENTHS = 10  # of the items, which take turns in being added
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
-BANK = 4096  # queries that a trained model keeps
+BANK = 5 * PER_DIRECTION  # queries that a trained model keeps of five tasks
 RESULT = Path("lab/results/above_dense_fashion.json")
+JUDGED = Path("lab/results/bank_size.json")
 BEAM_QUERIES = 500
 ICONS = Path("lab/results/above_dense_icons.json")
 ROUNDS = 10  # of timed searches
@@ -170,9 +186,9 @@ class Part:
             self.positives[query].append(item)
         self.target = np.array([item_modality[own[0]] for own in self.positives])
 
-    def bank(self, rows: Any = slice(None)) -> QueryBank:
-        """Some of them as a bank."""
-        return QueryBank(self.z[rows], self.modality[rows], self.target[rows])
+    def judged(self) -> JudgedQueries:
+        """All of them, with their positives."""
+        return JudgedQueries(self.z, self.modality, self.target, self.positives)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------
@@ -197,22 +213,33 @@ class Bench:
         seen = [row for part in (self.learn, self.held_out, self.validation) for own in part.positives for row in own]
         self.unseen = np.ones(len(self.items), bool)
         self.unseen[np.array(seen)] = False
+        self.shown = np.zeros(len(self.items), bool)  # by a query that was trained on
+        self.shown[np.array([row for own in self.learn.positives for row in own])] = True
         self.random = np.random.default_rng(seed)
-        self.judged = JudgedQueries(
-            self.validation.z, self.validation.modality, self.validation.target, self.validation.positives
-        )
+        self.judged = self.validation.judged()
 
     def bank(self, per_task: int) -> QueryBank:
         """At most so many queries of each task: held-out ones first."""
-        parts = []
-        for task in sorted(set(self.test.tasks.tolist())):
-            missing = per_task
-            for part in (self.held_out, self.learn):
-                rows = self.random.permutation(np.flatnonzero(part.tasks == task))[:missing]
-                missing -= len(rows)
+        return self._drawn(per_task)[0]
+
+    def _drawn(self, per_task: int) -> tuple[QueryBank, NDArray[np.bool_]]:
+        """Such a bank, and which of its queries are held out."""
+        parts: list[tuple[Part, Ints]] = []
+        missing = dict.fromkeys(sorted(set(self.test.tasks.tolist())), per_task)
+        for part in (self.held_out, self.learn):
+            for task in missing:
+                rows = self.random.permutation(np.flatnonzero(part.tasks == task))[: missing[task]]
+                missing[task] -= len(rows)
                 parts.append((part, rows))
         arrays = [np.concatenate([getattr(part, name)[rows] for part, rows in parts]) for name in ("z", "modality", "target")]
-        return QueryBank.of(*arrays, size=len(arrays[0]))
+        held_out = np.concatenate([np.full(len(rows), part is self.held_out) for part, rows in parts])
+        return QueryBank.of(*arrays, size=len(arrays[0])), held_out
+
+    def trained_bank(self, per_task: int = PER_DIRECTION) -> tuple[QueryBank, QueryBank]:
+        """The bank that `genius train` would keep, without and with what is chosen for its item bias."""
+        bank, held_out = self._drawn(per_task)
+        crossed = (bank_subset(bank, ~held_out), self.held_out.judged())
+        return bank, choose(bank, self.judged, self.items, self.modality, further=[crossed], shown=self.shown)
 
     def engine(self, bank: QueryBank, biased: QueryBank | None, model: Genius, rows: Ints) -> SearchEngine:
         trie = CodeTrie.build(self.codes[rows], model.config.quantizer.level_sizes)
@@ -268,6 +295,49 @@ class Lines:
         print(json.dumps(line), flush=True)
 
 
+def bank_sizes(folders: Sequence[Path]) -> dict[str, Any]:
+    """hit@5 of held-out queries by the size of the bank and the weight, as a share of no bias: what `genius train` keeps follows.
+
+    Validation queries with held-out and training queries as the bank; other held-out queries with training queries alone.
+    Candidates are those that no training query shows. All seeds and `DRAWS` banks of each are counted together.
+    """
+    counts: dict[tuple[str, int, float], int] = {}
+    without: dict[str, int] = {}
+    queries: dict[str, int] = {}
+    for seed, folder in enumerate(folders):
+        bench = Bench(folder, seed)
+        for task, judged in ((task, part) for task in JUDGED_TASKS for part in (bench.validation, bench.held_out)):
+            asked = np.flatnonzero(judged.tasks == task)
+            rows = np.flatnonzero((bench.modality == judged.target[asked[0]]) & ~bench.shown)
+            place = np.full(len(bench.items), -1)
+            place[rows] = np.arange(len(rows))
+            positives = [place[judged.positives[query]] for query in asked]
+            scores = judged.z[asked] @ bench.items[rows].T
+            without[task] = without.get(task, 0) + DRAWS * _hits_at_5(scores, positives)
+            queries[task] = queries.get(task, 0) + len(asked)
+            for _ in range(DRAWS):
+                bank = bench.learn.z[bench.random.permutation(np.flatnonzero(bench.learn.tasks == task))]
+                if judged is bench.validation:
+                    bank = np.concatenate([bench.held_out.z[bench.held_out.tasks == task], bank])
+                for size in JUDGED_SIZES:
+                    bias = mean_similarity(bank[:size], bench.items[rows], TEMPERATURE)
+                    for weight in JUDGED_WEIGHTS:
+                        key = (task, size, weight)
+                        counts[key] = counts.get(key, 0) + _hits_at_5(scores - np.float32(weight) * bias, positives)
+    lines = []
+    for size in JUDGED_SIZES:
+        for weight in JUDGED_WEIGHTS:
+            gain = {task: round(counts[task, size, weight] / without[task], 4) for task in JUDGED_TASKS}
+            lines.append({"queries_of_a_direction": size, "weight": weight, "share_of_no_bias": gain})
+    return {"seeds": len(folders), "draws": DRAWS, "temperature": TEMPERATURE, "queries": queries, "lines": lines}
+
+
+def _hits_at_5(scores: Floats, positives: Sequence[Ints]) -> int:
+    """Queries (Q, n) with a positive among their first five."""
+    best = np.array([line[places].max() for line, places in zip(scores, positives, strict=True)])
+    return int(((scores > best[:, None]).sum(1) < 5).sum())
+
+
 def measure(folder: Path, training: Path) -> dict[str, Any]:
     """Everything for one seed: of the training, and of what is drawn here."""
     seed = json.loads((folder / "about.json").read_text(encoding="utf-8"))["seed"]
@@ -275,9 +345,8 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
     _, model, decodes = stages(training)
     if decodes and not (training / "generator.safetensors").exists():
         bench.about["decoder"] = f"the best until {max(path.name for path in training.glob('generator/step-*'))}"
-    kept = bench.bank(BANK // 5)
     start = time.process_time()
-    chosen = choose(kept, bench.judged, bench.items, bench.modality)
+    kept, chosen = bench.trained_bank()
     cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1)}
     numbers: dict[str, Any] = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     lines: list[dict[str, Any]] = []
@@ -309,16 +378,9 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
             learned = bench.engine(kept, bank, model, rows)
             more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
             add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
-        for share in ADDED:
-            order = np.random.default_rng(seed).permutation(rows)
-            first = round((1 - share) * len(order))
-            added = set(order[first:].tolist())
-            only = np.array([added.issuperset(own) for own in bench.test.positives])
-            grown = bench.grown(kept, chosen, model, order, first)
-            plain = replace(flat, item_bias=False)
-            own_lines = Lines(lines, bench.hits(grown, order, plain, True, only), candidates, len(rows))
-            found = bench.hits(grown, order, flat, False, only)
-            own_lines.add(f"default, with bias, {share:.0%} of items added later", "unknown", found, queries=int(only.sum()))
+        if candidates == "unseen":
+            for share in ADDED:
+                added_later(bench, kept, chosen, model, rows, share, lines)
         if bench.foreign is not None:
             fits = fitting(bench.foreign, kept, bench.items, bench.modality)
             for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
@@ -333,6 +395,56 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         "existence": existence(bench, kept, chosen, model),
         "training": bench.about,
     }
+
+
+def added_later(
+    bench: Bench,
+    kept: QueryBank,
+    chosen: QueryBank,
+    model: Genius,
+    rows: Ints,
+    share: float,
+    lines: list[dict[str, Any]],
+) -> None:
+    """hit@5 of queries whose positives were added after biases were computed; every item is added once, a tenth at a time.
+
+    Products stay together: their items are added in the same turn. `share` 0.9: nine of the tenths are added.
+    """
+    flat = SearchParams(plan="flat")
+    plain = replace(flat, item_bias=False)
+    products = len(bench.items) // 3
+    tenth = np.random.default_rng(bench.about["seed"]).permutation(products) % TENTHS
+    part_of = tenth[rows % products]
+    found: list[Hits] = []
+    reference: list[Hits] = []
+    counts: list[dict[str, int]] = []
+    for turn in range(TENTHS):
+        is_added = part_of == turn
+        if share > 0.5:
+            is_added = ~is_added
+        order = np.concatenate([rows[~is_added], rows[is_added]])
+        added = set(rows[is_added].tolist())
+        only = np.array([added.issuperset(own) for own in bench.test.positives])
+        grown = bench.grown(kept, chosen, model, order, int((~is_added).sum()))
+        reference.append(bench.hits(grown, order, plain, True, only))
+        found.append(bench.hits(grown, order, flat, False, only))
+        counts.append({task: int((bench.test.tasks[only] == task).sum()) for task in found[-1]})
+    search = f"default, with bias, {share:.0%} of items added later"
+    total = {task: sum(own.get(task, 0) for own in counts) for task in sorted(set(bench.test.tasks.tolist()))}
+    own_lines = Lines(lines, _mean_hits(reference, counts), "unseen", len(rows))
+    own_lines.add(search, "unknown", _mean_hits(found, counts), queries=total, turns=TENTHS)
+
+
+def _mean_hits(turns: Sequence[Hits], counts: Sequence[dict[str, int]]) -> Hits:
+    """hit@1 and hit@5 of all queries of several turns."""
+    out = {}
+    for task in sorted({task for own in counts for task in own}):
+        with_task = [(hits[task], own[task]) for hits, own in zip(turns, counts, strict=True) if task in own]
+        total = sum(count for _, count in with_task)
+        first = sum(hits[0] * count for hits, count in with_task) / total
+        five = sum(hits[1] * count for hits, count in with_task) / total
+        out[task] = (round(first, 4), round(five, 4))
+    return out
 
 
 def write_icons_vectors(features: Path, out: Path) -> Genius:
@@ -484,6 +596,8 @@ def existence(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -
     fitted_on: list[ResultLists] = []
     around: list[Floats] = []
     searched = _searched(bench.validation)
+    if bench.held_out.z.shape != bench.learn.z.shape:  # icons: training queries stand in for them, which fit nothing here
+        searched = searched.joined(_searched(bench.held_out), MOST_QUERIES)
     for share in POOL_SHARES:
         rows = part_of_pool(len(every), searched.positives, share)
         engine = bench.engine(bank, biased, model, rows)
@@ -716,6 +830,23 @@ def icons_table(body: dict[str, Any]) -> str:
     return "\n".join([*out, "", f"Existence on icons, AUROC:\n{shown}."])
 
 
+def bank_sizes_table(body: dict[str, Any]) -> str:
+    """Markdown of `bank_sizes`."""
+    tasks = list(body["queries"])
+    asked = ", ".join(f"{count:,} {task}" for task, count in body["queries"].items())
+    out = [
+        f"Size of the bank, chosen on held-out queries ({asked}; {body['seeds']} seeds, {body['draws']} banks each), t = "
+        f"{body['temperature']}:\nhit@5 as a share of no bias, candidates that no training query shows ({body['date']}):",
+        "",
+        "| queries of a direction | w | " + " | ".join(tasks) + " |",
+        "|---:|---:|" + "---:|" * len(tasks),
+    ]
+    for line in body["lines"]:
+        shares = " | ".join(f"{line['share_of_no_bias'][task]:.3f}" for task in tasks)
+        out.append(f"| {line['queries_of_a_direction']:,} | {line['weight']} | {shares} |")
+    return "\n".join(out)
+
+
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -723,7 +854,11 @@ def write_table() -> None:
     body = json.loads(RESULT.read_text(encoding="utf-8"))
     made = tables(body)
     PLOT.write_text(plot(body), encoding="utf-8")
-    for path, table in ((ICONS, icons_table), (UNTRAINED, untrained_table)):
+    for path, table in (
+        (JUDGED, bank_sizes_table),
+        (ICONS, icons_table),
+        (UNTRAINED, untrained_table),
+    ):
         if path.exists():
             made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
     PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
@@ -736,6 +871,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign = commands.add_parser("foreign")
     measured = commands.add_parser("measure")
     commands.add_parser("table")
+    sizes = commands.add_parser("sizes")
+    sizes.add_argument("vectors", type=Path, nargs="+")
     icons = commands.add_parser("icons")
     icons.add_argument("features", type=Path)
     icons.add_argument("out", type=Path)
@@ -756,6 +893,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_foreign(args.icons, args.training, args.out, args.towers)
     elif args.command == "table":
         write_table()
+    elif args.command == "sizes":
+        body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
+        JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
         body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
         ICONS.write_text(compact(body), encoding="utf-8")

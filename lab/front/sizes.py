@@ -25,12 +25,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.model.bias_choice import choose
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, LazyPart, SearchEngine, SearchParams
 from lab import current_commit
 from lab.front.data import filled
-from lab.item_bias import BANK, Bench
+from lab.item_bias import Bench
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -96,8 +95,7 @@ def add_hits(hits: Hits, bench: Bench, queries: Ints, rows: Ints, found: Ints) -
 def measured(folder: Path, size: int, seed: int) -> dict[str, Any]:
     """One line: hit@5 of every task and search, and its share of dense search that is given the target."""
     bench = Bench(folder, seed)
-    bank = bench.bank(BANK // 5)
-    biased = choose(bank, bench.judged, bench.items, bench.modality)
+    bank, biased = bench.trained_bank()
     random = np.random.default_rng(seed)
     names = ["dense, target given", *SEARCHES]
     hits: dict[str, Hits] = {name: {} for name in names}

@@ -2,13 +2,15 @@
 
     python -m lab icons ICONS && python -m lab.icons.vectors ICONS OUT [--encoder bundled:mini]     (about 30 minutes on one core)
 
-Every distinct picture and text is encoded once. `OUT` holds `images.npz`, `texts.npz` (int8 rows, one scale each) and `rows.npz`
-(who uses which, all positives), small enough to travel. All three splits share the pool of all icons.
+Every distinct picture and text is encoded once; started again after a stop, it goes on where it was. `OUT` holds `images.npz`,
+`texts.npz` (int8 rows, one scale each) and `rows.npz` (who uses which, all positives), small enough to travel. All three splits
+share the pool of all icons.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,9 +24,11 @@ from genius.data import open_collection
 from genius.data.features import FeatureSet
 from genius.encoders import load_encoder
 from genius.features import Features
+from genius.files import write_whole
 from genius.types import format_text, load_image, query_text
 
 SPLITS = ("train", "val", "test")
+STEPS = 50  # batches whose vectors are written at a time
 A_TASK = 12_000  # training queries of a task, drawn once with seed 0
 
 
@@ -86,17 +90,31 @@ def extract(icons: Path, output: Path, uri: str, items: int | None = None, per_t
     output.mkdir(parents=True, exist_ok=True)
 
     def encode(what: str, keys: Sequence[str], call: Callable[[Sequence[str]], Tensor], step: int) -> None:
-        parts = []
-        for start in range(0, len(keys), step):
-            parts.append(call(keys[start : start + step]).float().cpu())
-            if start // step % 50 == 0:
-                print(f"{what} {start:,} of {len(keys):,}", flush=True)
-        np.savez_compressed(output / f"{what}.npz", **packed(torch.cat(parts)))  # type: ignore[arg-type]
+        whole = output / f"{what}.npz"
+        if whole.exists() and len(unpacked(whole)) == len(keys):
+            return
+        files = []
+        for first in range(0, len(keys), STEPS * step):
+            files.append(output / f"{what}-{first}.npy")
+            if files[-1].exists():
+                continue
+            print(f"{what} {first:,} of {len(keys):,}", flush=True)
+            part = keys[first : first + STEPS * step]
+            vectors = [call(part[start : start + step]).float().cpu().numpy() for start in range(0, len(part), step)]
+            write_whole(files[-1], functools.partial(_save, rows=np.concatenate(vectors)))
+        np.savez_compressed(whole, **packed(torch.cat([torch.from_numpy(np.load(file)) for file in files])))  # type: ignore[arg-type]
+        for file in files:
+            file.unlink()
 
     with torch.inference_mode():
         encode("texts", list(texts), encoder.encode_texts, 256)
         encode("images", list(images), lambda files: encoder.encode_images([load_image(file) for file in files]), 64)
     write_rows(output, {name: np.array(rows, np.int32) for name, rows in arrays.items()}, names)
+
+
+def _save(path: Path, rows: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, rows)
 
 
 def write_rows(output: Path, arrays: dict[str, np.ndarray], names: dict[int, str]) -> None:

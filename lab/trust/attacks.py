@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,33 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
     threading.Event().wait()
 
 
-def churn(url: str) -> None:
-    """Connections that are opened and reset at once."""
+def churn(opening: bytes, reset: bool) -> Attack:
+    """Connections that are opened and closed, or reset, at once."""
 
-    def one(number: int) -> None:
+    def one(url: str) -> None:
         while True:
             try:
                 with connect(url) as open_socket:
-                    open_socket.sendall(b"GET /v1/info HTTP/1.1\r\nHost: loc")
-                    open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    open_socket.sendall(opening)
+                    if reset:
+                        open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            except OSError:
+                time.sleep(0.01)
+
+    return lambda url: in_threads(16, lambda number: one(url))
+
+
+def crowd(url: str) -> None:
+    """Ever new connections with half a request, 1,600 at a time."""
+
+    def one(number: int) -> None:
+        held: deque[socket.socket] = deque()
+        while True:
+            try:
+                held.append(connect(url))
+                held[-1].sendall(b"GET /v1/info HTTP/1.1\r\nHost: loc")
+                if len(held) > 100:
+                    held.popleft().close()
             except OSError:
                 time.sleep(0.01)
 
@@ -156,7 +174,10 @@ ATTACKS: dict[str, Attack] = {
     "16 WebP images of 14 megapixels": with_image("WEBP", 3700),
     "16 PNG images of 31 megapixels": with_image("PNG", 5600),
     "24 JSON bodies of nested lists": requests(24, "POST", "/v1/search", lambda n: {"text": "x", "k": [[[0] * 1000] * 50] * 10}),
-    "resets": churn,
+    "resets": churn(b"GET /v1/info HTTP/1.1\r\nHost: loc", reset=True),
+    "connections closed at once": churn(b"GET /v1/info HTTP/1.1\r\nHost: loc", reset=False),
+    "connections closed at once, nothing sent": churn(b"", reset=False),
+    "ever new half-sent headers, 1,600 at a time": crowd,
     "200 connections that read nothing": unread,
     "600 half-sent headers": stream(600, b"GET /v1/info HTTP/1.1\r\nHost: local", b"", 1.0),
 }

@@ -12,24 +12,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
+from genius.optional import import_torch
 from genius.version import __version__
 
 if TYPE_CHECKING:
+    from genius.fit import from_encoder
+    from genius.fit.reencode import reencode
     from genius.index import Index
     from genius.model.genius import Genius
     from genius.types import Item, Modality, Query
 
-__all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__version__"]
+__all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__version__", "from_encoder", "reencode"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Genius":
-        from genius.optional import import_torch
-
         import_torch("genius.Genius")
         from genius.model.genius import Genius
 
         return Genius
+    if name == "from_encoder":
+        import_torch("genius.from_encoder")
+        from genius.fit import from_encoder
+
+        return from_encoder
+    if name == "reencode":
+        import_torch("genius.reencode")
+        from genius.fit.reencode import reencode
+
+        return reencode
     if name in ("Item", "Modality", "Query"):
         from genius import types
 

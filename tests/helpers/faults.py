@@ -105,6 +105,9 @@ def contents(index: Index) -> Contents:
     if about:
         items["*learned"] = about["chosen_by"]
     items["*width"] = index.about.width
+    fields = index.words_fields()
+    if fields:
+        items["*words"] = [sorted(fields), sorted(hit.id for hit in index.search("number", target="any", k=1000, mode="words"))]
     return items
 
 
@@ -282,6 +285,14 @@ def learn_before(folder: Path, model: Genius) -> None:
         index.learn(QUERIES)
 
 
+def words_before(folder: Path, model: Genius) -> None:
+    """A full-text index that some rows came after."""
+    with Index(folder / "x.genius", model, thumbnails=0) as index:
+        index.index_words()
+        index.upsert(things(1, 3))
+        index.add(things(16, 18))
+
+
 def open_building_a_cache(folder: Path, model: Genius) -> Contents:
     opened.CACHE_FROM = 1
     return contents(Index.open(folder / "x.genius", model))
@@ -348,6 +359,10 @@ OPERATIONS: dict[str, Operation] = {
     "upsert": Operation(lambda f, m, i: i.upsert([Item("t2", text="anew"), *things(30, 32)])),
     "delete": Operation(lambda f, m, i: i.delete(["t4", "t13"])),
     "optimize": Operation(lambda f, m, i: i.optimize(keep=timedelta(0))),
+    "add a field": Operation(lambda f, m, i: i.add([Item("t20", text="thing number 20", metadata={"colour": "red"})])),
+    "index words": Operation(lambda f, m, i: i.index_words()),
+    "index words anew": Operation(lambda f, m, i: i.index_words(), {"words": (base, words_before)}),
+    "optimize words": Operation(lambda f, m, i: i.optimize(keep=timedelta(0)), {"words": (base, words_before)}),
     "learn": Operation(lambda f, m, i: i.learn(QUERIES)),
     "forget": Operation(lambda f, m, i: i.forget(), {"fragments": (base, learn_before)}),
     "restore": Operation(

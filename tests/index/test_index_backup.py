@@ -79,6 +79,19 @@ def test_a_rename_that_reports_an_error_although_done(index: Index, tmp_path: Pa
     assert check(tmp_path / "copy.genius").ok
 
 
+def test_a_copy_whose_name_cannot_be_synced_is_said_to_be_made(
+    index: Index, model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    index.add(texts(0, 3))
+    monkeypatch.setattr(repair_module, "sync_directory", failing)
+    with pytest.raises(GeniusError, match=r"s\.genius is made, but a power cut may undo it: Input/output error$"):
+        index.snapshot(tmp_path / "s.genius")
+    assert contents(Index.open(tmp_path / "s.genius", model)) == contents(index)
+
+
 def test_what_cannot_be_copied_is_refused_in_one_line(index: Index, tmp_path: Path) -> None:
     index.add(texts(0, 5))
     stranger = Index(tmp_path / "other.genius", fake_model(seed=1))

@@ -440,8 +440,8 @@ def test_repair_brings_format_1_up_to_date_too(old: Path) -> None:
 
 def test_a_later_format_is_refused(busy: Index, model: Genius) -> None:
     path = busy.path / "genius.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(GeniusError, match="format 3; this version reads 1 to 2"):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 4'))
+    with pytest.raises(GeniusError, match="format 4; this version reads 1 to 3"):
         Index(busy.path, model)
 
 

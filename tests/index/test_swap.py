@@ -77,6 +77,20 @@ def killed(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch, step: in
         os._exit(0)
 
 
+def failing(path: Path) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_new_generation_whose_name_cannot_be_synced_is_said_to_be_made(
+    model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fresh = two(tmp_path, model)
+    monkeypatch.setattr(swapping, "sync_directory", failing)
+    with pytest.raises(GeniusError, match=r"is made anew, but a power cut may undo it: Input/output error$"):
+        swapping.swap(folder, fresh)
+    assert ids(folder, model) == {"old", "new"}
+
+
 def test_killed_at_every_step_nothing_is_lost(model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill leaves the old index, the new one, or one line that names the command which finishes it."""
     outcomes = []

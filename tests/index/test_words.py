@@ -13,6 +13,7 @@ import pytest
 from genius import Genius, GeniusError, Index, Item, Query
 from genius.fit import FitConfig
 from genius.index.check import check
+from genius.index.reader import Reader
 from genius.index.repair import repair, restore
 from genius.index.words import RANK_CONSTANT
 from genius.search import SearchRequest
@@ -159,6 +160,17 @@ def test_an_old_version_is_searched_as_it_was(shop: Index, model: Genius) -> Non
 def test_one_line_for_what_does_not_fit(shop: Index, call: Callable[[Index], object], message: str) -> None:
     with pytest.raises(GeniusError, match=re.escape(message)):
         call(shop)
+
+
+def test_once_words_are_indexed_nothing_more_is_read_that_could_fail(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise GeniusError("cannot read the index: Input/output error")
+
+    index.add([Item("a", text="a note")])
+    with monkeypatch.context() as broken:
+        broken.setattr(Reader, "words_columns", failing)
+        assert index.index_words() == ["id", "text"]
+    assert index.words_fields() == ["id", "text"]
 
 
 def test_without_a_full_text_index_one_line_says_what_to_do(index: Index) -> None:

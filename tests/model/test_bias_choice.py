@@ -58,6 +58,29 @@ def test_positives_choose_a_weight_where_there_are_hubs_and_none_where_there_are
     assert choose(bank(unit(300, 7)), right, even, modality).bias_weight(TEXT, IMAGE) == 0
 
 
+def test_a_choice_must_be_better_than_chance() -> None:
+    """A hundred queries choose badly among a dozen pairs: what needs no positives stays unless another is clearly better."""
+    random = np.random.default_rng(0)
+    usual = random.random(100).astype(np.float32)
+    none = usual - np.float32(0.05)
+    lucky = usual + random.normal(0.03, 0.2, 100).astype(np.float32)
+    better = usual + random.normal(0.2, 0.2, 100).astype(np.float32)
+    values = {(0.05, 0.4): usual, (0.05, 0.0): none, (0.03, 0.75): lucky}
+    assert lucky.mean() > usual.mean()
+    assert bias_choice._best_choice(values, (0.05, 0.4)) == (0.05, 0.4)
+    assert bias_choice._best_choice(values | {(0.1, 0.75): better}, (0.05, 0.4)) == (0.1, 0.75)
+    assert bias_choice._best_choice(values | {(0.05, 0.0): usual + 0.01}, (0.05, 0.4))[1] == 0
+
+
+def test_queries_are_judged_on_items_that_no_training_query_shows() -> None:
+    wanted = np.arange(2000) < 1500
+    shown = np.arange(2000) % 2 == 0
+    judged = JudgedQueries(unit(1, 1), np.zeros(1), np.zeros(1), [[4, 1600]])
+    rows = bias_choice._candidates(wanted, [judged], shown)
+    assert rows.tolist() == sorted([4, *range(1, 1500, 2)])
+    assert len(bias_choice._candidates(wanted, [judged], wanted)) == 1500  # too few new ones
+
+
 def test_few_judged_queries_leave_it_to_agreement() -> None:
     items, queries, positives = hubs()
     modality = np.zeros(len(items), np.int64)

@@ -70,6 +70,9 @@ def test_a_bank_is_saved_with_its_model(tmp_path: Path) -> None:
         ({"modality": torch.zeros(3, dtype=torch.int8)}, "one modality"),
         ({"probe_weight": torch.zeros(3, 8), "probe_bias": torch.zeros(3)}, "probe of shape"),
         ({"z": None}, "lacks z"),
+        ({"z": torch.zeros(4, 256, dtype=torch.int8)}, "lacks scale"),
+        ({"z": torch.zeros(4, 256, dtype=torch.int8), "scale": torch.ones(3, 1).half()}, "without a scale for each"),
+        ({"z": torch.ones(4, 256, dtype=torch.int8), "scale": torch.full((4, 1), torch.inf).half()}, "not finite"),
     ],
 )
 def test_a_file_that_is_no_bank_is_refused(tmp_path: Path, change: dict[str, torch.Tensor | None], said: str) -> None:
@@ -79,6 +82,22 @@ def test_a_file_that_is_no_bank_is_refused(tmp_path: Path, change: dict[str, tor
     with pytest.raises(GeniusError, match=said):
         QueryBank.load(tmp_path, 256)
     assert QueryBank.load(tmp_path / "nowhere", 256) is None
+
+
+def test_a_bank_takes_a_byte_per_number_and_older_files_keep_their_halves(tmp_path: Path) -> None:
+    own = bank(300, width=64)
+    own.save(tmp_path)
+    assert (tmp_path / FILE).stat().st_size < 300 * 64 * 1.3
+    z = F.normalize(torch.randn(50, 64, generator=torch.Generator().manual_seed(3)), dim=1).half()
+    kinds = torch.zeros(50, dtype=torch.int8)
+    save_file({"z": z, "modality": kinds, "target": kinds.clone()}, tmp_path / FILE)  # as it was stored before
+    before = QueryBank.load(tmp_path, 64)
+    assert before is not None and np.array_equal(before.z, z.float().numpy())
+    before.save(tmp_path)
+    again = QueryBank.load(tmp_path, 64)
+    assert again is not None and again.digest() == before.digest()  # written again, they lose nothing
+    rounded = QueryBank.of(z.float(), kinds, kinds)
+    assert 0 < np.abs(rounded.z - z.float().numpy()).max() < 0.003
 
 
 def test_banks_that_differ_have_other_digests() -> None:

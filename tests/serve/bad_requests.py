@@ -154,6 +154,8 @@ def _bodies() -> Iterator[Case]:
     )
     yield _raw("multipart without names", b"--x\r\n\r\nhello\r\n--x--\r\n", "multipart/form-data; boundary=x", {400, 422})
     yield _raw("gzip as is", zlib.compress(b'{"text": "x"}'))
+    compressed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    yield "compressed", "POST", "/v1/search", {"content": b'{"text": "x"}', "headers": compressed}, {415}
     yield "no content type", "POST", "/v1/search", {"content": b'{"text": "x"}'}, {415}
     many = {f"f{i}": "x" for i in range(50)}
     yield "multipart: 50 fields", "POST", "/v1/search", {"data": many, "files": {"image": ("a.png", b"x")}}, {400, 422}

@@ -108,10 +108,11 @@ def test_an_open_server_keeps_other_web_sites_out(make_web: Callable[..., TestCl
     web = make_web(make_index(6))
     search = {"text": "red"}
     assert web.post("/v1/search", json=search, headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding
-    for host in ("evil.example:8000", "testserver", "testserver:8000", "localhost.evil.example", ""):
+    for host in ("evil.example:8000", "testserver", "testserver:8000", "localhost.evil.example", "", "[::1", "[localhost]"):
         assert web.get("/v1/info", headers={"Host": host}).status_code == 403
     assert web.post("/v1/search", json=search, headers={"Origin": "http://evil.example"}).status_code == 403
     assert web.post("/v1/search", json=search, headers={"Origin": "null"}).status_code == 403
+    assert web.post("/v1/search", json=search, headers={"Origin": "http://[::1"}).status_code == 403
     assert web.delete("/v1/items/circle/red.png", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     local = {"Host": "127.0.0.1:8000", "Origin": "http://127.0.0.1:8000", "Sec-Fetch-Site": "same-origin"}
     assert web.post("/v1/search", json=search, headers=local).status_code == 200

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,24 +19,35 @@ from serve_fixtures import SlowIndex
 
 from genius.serve.app import create_app
 from genius.serve.auth import Caller, address_of
+from genius.serve.connections import Listener
 from genius.serve.run import build
 from genius.serve.settings import ServeConfig
 
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+HALF = b"GET /healthz HTTP/1.1\r\nHost: loc"
+
 
 class Running:
-    """The whole server in a thread, over an index that answers when it is let."""
+    """The whole server in a thread, over an index that answers when it is let.
 
-    def __init__(self, **config: Any) -> None:
+    Args:
+        waiting: Connections with a request that are there before it accepts the first.
+        config: Settings.
+    """
+
+    def __init__(self, waiting: int = 0, **config: Any) -> None:
         self.index = SlowIndex()
         settings = ServeConfig(port=0, drain_s=1, **config)
         self.app = create_app(self.index, settings)  # type: ignore[arg-type]
         self.server, listener, self.url = build(self.app, settings)
+        self.address = (self.url.removeprefix("http://").split(":")[0], int(self.url.rsplit(":", 1)[1]))
+        self.opened: list[socket.socket] = []
+        for _ in range(waiting):
+            self.connect(HEALTH)
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[listener])), daemon=True)
         self._thread.start()
         while not self.server.started:
             time.sleep(0.01)
-        self.address = (self.url.removeprefix("http://").split(":")[0], int(self.url.rsplit(":", 1)[1]))
-        self.opened: list[socket.socket] = []
 
     def connect(self, sent: bytes = b"") -> socket.socket:
         one = socket.create_connection(self.address, timeout=60)
@@ -161,6 +174,67 @@ def test_the_connection_that_waits_longest_makes_room(run: Any, spare: int, monk
     assert one.recv(12) in (b"HTTP/1.1 200", b"HTTP/1.1 503", b"HTTP/1.1 403")
 
 
+def test_no_connection_of_a_burst_is_closed_before_its_request_was_read(run: Any) -> None:
+    server = run(waiting=100, max_connections=16)
+    for one in server.opened:
+        status, _, body = answer(one)
+        assert (status, body) == (200, {"status": "ok"})
+
+
+def give_up(address: tuple[str, int], sent: bytes, reset: bool) -> None:
+    with socket.create_connection(address, timeout=60) as one:
+        one.sendall(sent)
+        if reset:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        yield listener
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what a client closed is seen on Linux only")
+def test_connections_that_were_given_up_are_not_accepted(listener: Listener) -> None:
+    address = listener.getsockname()
+    for sent in (b"", HALF, HEALTH):
+        give_up(address, sent, reset=True)
+    for sent in (b"", HALF):
+        give_up(address, sent, reset=False)
+    give_up(address, HEALTH, reset=False)  # all was said, and only the writing end may be closed
+    with socket.create_connection(address, timeout=60) as half, socket.create_connection(address, timeout=60) as silent:
+        half.sendall(HALF)
+        accepted = [listener.accept() for _ in range(3)]
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        assert [place for _, place in accepted[1:]] == [half.getsockname(), silent.getsockname()]
+        assert [one.recv(1000, socket.MSG_DONTWAIT) for one, _ in accepted[:2]] == [HEALTH, HALF]
+        for one, _ in accepted:
+            one.close()
+
+
+def test_a_flood_of_given_up_connections_lets_the_event_loop_go_on(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genius.serve.connections.MAX_DROPPED", 3)
+    for _ in range(5):
+        give_up(listener.getsockname(), HALF, reset=True)
+    with socket.create_connection(listener.getsockname(), timeout=60) as good:
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        one, place = listener.accept()
+        assert place == good.getsockname()
+        one.close()
+
+
+def test_many_connections_may_wait_although_few_are_accepted_at_once(listener: Listener) -> None:
+    listener.listen(1)  # as asyncio does
+    with contextlib.ExitStack() as opened:
+        for _ in range(200):
+            opened.enter_context(socket.create_connection(listener.getsockname(), timeout=5))  # refused ones wait for ever
+
+
 def test_a_connection_that_is_being_served_is_kept_and_others_are_served_too(run: Any) -> None:
     server = run(max_connections=4, queue_size=50)
     found: list[int] = []
@@ -245,6 +319,32 @@ def test_what_is_no_http_gets_the_promised_shape(run: Any) -> None:
 
 
 HEAD = "POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 4", "Upgrade"),
+        ("Connection: Upgrade\r\nUpgrade: websocket\r\nTransfer-Encoding: chunked", "Upgrade"),
+        ("Transfer-Encoding: gzip, chunked", "Transfer-Encoding"),
+    ],
+)
+def test_a_body_that_would_not_be_read_as_one_is_refused_and_the_connection_closed(run: Any, more: str, said: str) -> None:
+    server = run()
+    one = server.connect(f"{HEAD}{more}\r\n\r\n".encode())
+    time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        one.sendall(HEALTH)  # in a body: no request
+    assert said in check_shape(answer(one), 400)
+
+
+def test_another_protocol_is_not_spoken_and_the_connection_goes_on(run: Any) -> None:
+    server = run()
+    asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    one = server.connect(asked)
+    until(one, b'{"status":"ok"}')
+    one.sendall(asked)
+    until(one, b'{"status":"ok"}')
 
 
 def test_a_body_of_one_byte_chunks_is_refused_early(run: Any) -> None:

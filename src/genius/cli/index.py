@@ -111,6 +111,10 @@ def index(
     thumbnails: Annotated[
         int, typer.Option(metavar="N", min=0, help="Longest side of stored previews, in pixels. 0: none.")
     ] = 256,
+    codes_only: Annotated[
+        bool,
+        typer.Option("--codes-only", help="For a new index: store codes alone, about a sixth of the space, and rank by them."),
+    ] = False,
     ray: RayOption = None,
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="With --ray: number of workers. 0: one per GPU, or one per CPU.")
@@ -151,6 +155,8 @@ def index(
         raise GeniusError(
             "--ray cannot be used with --encoder, --refit or --watch: create the index from a sample, then add to it with --ray"
         )
+    if codes_only and ray is not None:
+        raise GeniusError("--codes-only creates an index: create it from a sample without --ray, then add to it with --ray")
     config = IngestConfig(
         columns=TableColumns(id_column, text_column, image_column, vector_column),
         captions=not no_captions,
@@ -162,10 +168,13 @@ def index(
         as_text=tuple(as_text or ()),
         exif=exif,
     )
+    storage = {"thumbnails": thumbnails, "vectors": not codes_only}
     place = _place(device)
     own = _own_vectors(paths, vector_column, ids)
     if own and (ray is not None or encoder is not None or model is not None or watch or prune):
         raise GeniusError("your own vectors need no model: leave out --model, --encoder, --ray, --watch and --prune")
+    if own and codes_only:
+        raise GeniusError("an index of your own vectors stores them: leave out --codes-only")
     if query_vectors is not None and not (own or refit):
         raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
     if not paths:
@@ -175,9 +184,9 @@ def index(
     elif ray is not None:
         done = _index_on_ray(paths, output, model, config, ray, workers, part_rows, thumbnails, device)
     elif encoder is not None:
-        done = _index_with_encoder(paths, output, encoder, config, place, thumbnails, fit, quiet=as_json)
+        done = _index_with_encoder(paths, output, encoder, config, place, storage, fit, quiet=as_json)
     else:
-        done = _index_with_model(paths, output, model, config, place, thumbnails)
+        done = _index_with_model(paths, output, model, config, place, storage)
     if (refit or (fit and not _is_fitted(output))) and done.fit is None:
         from genius.fit.folder import refit as fit_again
 
@@ -316,20 +325,27 @@ def _index_vectors(
 
 
 def _index_with_model(
-    paths: list[Path], output: Path, model: str | None, config: IngestConfig, device: Any, thumbnails: int
+    paths: list[Path], output: Path, model: str | None, config: IngestConfig, device: Any, storage: dict[str, Any]
 ) -> _Indexed:
     from genius.cli.common import kept_if_interrupted, phases
     from genius.index import Index
     from genius.index.ingest import ingest
 
-    with Index(output, _model_of(output, model), thumbnails=thumbnails) as index, phases() as tell, kept_if_interrupted():
+    with Index(output, _model_of(output, model), **storage) as index, phases() as tell, kept_if_interrupted():
         index.model.to(device)
         report = ingest(index, paths, config, lambda count: tell("indexing", count, 0))
         return _Indexed(report, index.count(), index.advice())
 
 
 def _index_with_encoder(
-    paths: list[Path], output: Path, encoder: str, config: IngestConfig, device: Any, thumbnails: int, fit: bool, quiet: bool
+    paths: list[Path],
+    output: Path,
+    encoder: str,
+    config: IngestConfig,
+    device: Any,
+    storage: dict[str, Any],
+    fit: bool,
+    quiet: bool,
 ) -> _Indexed:
     from genius.cli.common import kept_if_interrupted, phases
     from genius.fit.folder import index_with_encoder
@@ -338,9 +354,7 @@ def _index_with_encoder(
     say = None if quiet else note
     new = read_about(output) is None
     with phases() as tell, kept_if_interrupted():
-        done = index_with_encoder(
-            paths, output, encoder, config, fit=fit, device=device, thumbnails=thumbnails, tell=tell, say=say
-        )
+        done = index_with_encoder(paths, output, encoder, config, fit=fit, device=device, **storage, tell=tell, say=say)
     hint = done.hint
     if hint is None and encoder.startswith("bundled:"):
         hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
@@ -469,7 +483,10 @@ def info(
     if source == INSIDE:
         source = _own_model(load_knows(path / MODEL))
     print(f"  model     {source} ({body['fingerprint'][:8]})")
-    print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; embeddings of {body['width']}")
+    stored = f"embeddings of {body['width']}"
+    if not body["vectors"]:
+        stored = "no embeddings are stored, items are ranked by codes"
+    print(f"  IDs       {len(body['levels'])} codes of {' x '.join(map(str, body['levels']))}; {stored}")
     if body["learned"] is not None:
         known = body["learned"]
         shown = ", ".join(f"{one['query']} -> {one['target']} x {one['weight']:.2f}" for one in known["directions"])

@@ -116,7 +116,6 @@ def fit_collection(
     encoder_uri: str | None = None,
     config: FitConfig | None = None,
     say: Say | None = None,
-    quiet: bool = True,
 ) -> Fit:
     """Fit a model to a collection's features.
 
@@ -127,7 +126,6 @@ def fit_collection(
         encoder_uri: Its URI, which the model's config names.
         config: Sizes and steps.
         say: Called with one line per step of the fit.
-        quiet: No progress of the decoder's steps.
 
     Raises:
         GeniusError: If there is no item.
@@ -137,7 +135,7 @@ def fit_collection(
     features.check()
     fusion = sum_fusion(features)
     z = fused_vectors(fusion, features)
-    return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say, quiet)
+    return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say)
 
 
 def fit_vectors(
@@ -149,7 +147,6 @@ def fit_vectors(
     encoder_uri: str | None,
     config: FitConfig | None = None,
     say: Say | None = None,
-    quiet: bool = True,
 ) -> Fit:
     """Fit a model to vectors z (N, D) of items that `fusion` has made, and their modalities (N,).
 
@@ -173,7 +170,7 @@ def fit_vectors(
     if learn is not None:
         offsets = synthetic_query_offsets(learn, fused_vectors(fusion, learn.features), z, modality)
     tell(f"decoder: {config.steps} steps")
-    decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config, quiet)
+    decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config)
     body = GeniusConfig(
         fusion=fusion.config,
         quantizer=quantizer.config,
@@ -290,7 +287,7 @@ def synthetic_query_offsets(queries: SyntheticQueries, query_z: Tensor, z: Tenso
     return Offsets(query_z[known] - z[rows], z[rows], modality[rows], queries.tasks[known])
 
 
-def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig, quiet: bool) -> Generator:
+def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig) -> Generator:
     no_vectors = frozen.pool[:0]
     no_mask = torch.zeros(0, dtype=torch.bool)
     no_features = Features(no_vectors, no_vectors, no_mask, no_mask)
@@ -299,7 +296,7 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
     stage = GeneratorStage(no_data, frozen, None, quantizer, shape, loop, config.seed)
     stage.generator.codebook_head.residual_shift.requires_grad_(False)  # no correction of the similarity: it stays zero
     with tempfile.TemporaryDirectory() as folder:
-        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed, RunConfig(patience=0))
+        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=True), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)
     return stage.generator.eval()
 
@@ -315,6 +312,26 @@ def recall_of_searches(model: Genius, z: Tensor, codes: Tensor, queries: Tensor)
         found = engine.search(queries, k=best.shape[1], params=SearchParams.of_model(model).named(name)).rows
         out[name] = round(float((found[:, :, None] == best[:, None]).any(1).mean()), 4)
     return out
+
+
+def from_encoder(encoder: str | Path | object, *, device: str | torch.device = "cpu") -> Unfitted:
+    """Start a model from an encoder: `.fit(items)` fits codes and decoder to a collection, without query-item pairs.
+
+    Args:
+        encoder: A URI (`hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, `bundled:mini`), or an object: one
+            with `encode_texts` and, if it reads images, `encode_images`; or a `SentenceTransformer`.
+        device: Where an encoder that is a torch module runs.
+
+    Returns:
+        The encoder with a method `fit(items)` that returns a `Genius`.
+
+    Raises:
+        GeniusError: If there is no such encoder, or the object has none of these methods.
+
+    Examples:
+        >>> model = genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
+    """
+    return Unfitted(encoder, device)
 
 
 class Unfitted:
@@ -364,21 +381,7 @@ class Unfitted:
             reason = f": {problems[0]}" if problems else ""
             raise GeniusError(f"none of the {len(collection):,} items could be encoded{reason}")
         queries = synthesize_queries(self.encoder, [collection[row] for row in kept], (config or FitConfig()).seed)
-        return self.fit_features(features, queries, config).model
-
-    def fit_features(
-        self,
-        features: Features,
-        queries: SyntheticQueries | None,
-        config: FitConfig | None = None,
-        say: Say | None = None,
-    ) -> Fit:
-        """Fit to items that are encoded already (`fit_collection`)."""
-        return fit_collection(features, queries, self.encoder, self.uri, config, say)
-
-    def without_fit(self, features: Features, config: FitConfig | None = None) -> Genius:
-        """A model of items that are compared whole (`unfitted_model`)."""
-        return unfitted_model(features, self.encoder, self.uri, config)
+        return fit_collection(features, queries, self.encoder, self.uri, config).model
 
 
 def settled(uri: str) -> str:

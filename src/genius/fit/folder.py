@@ -33,7 +33,7 @@ from genius.encoders.base import Encoder, batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import disk_problem, read_json, write_whole
-from genius.fit import Fit, FitConfig, Say, Unfitted, fit_vectors, settled
+from genius.fit import Fit, FitConfig, Say, Unfitted, fit_collection, fit_vectors, settled, unfitted_model
 from genius.fit.synthetic_queries import MOST, SyntheticQueries, synthesize_queries
 from genius.fit.vectors import own_queries, own_query_bank
 from genius.index import Index, writing
@@ -187,6 +187,7 @@ def index_with_encoder(
     fit_config: FitConfig | None = None,
     device: torch.device | str = "cpu",
     thumbnails: int = 256,
+    vectors: bool = True,
     tell: Tell | None = None,
     say: Say | None = None,
 ) -> OnRamp:
@@ -201,6 +202,7 @@ def index_with_encoder(
         fit_config: How the model is fitted.
         device: Of the encoder.
         thumbnails: Pixels of the previews; 0: none.
+        vectors: False: store codes alone. They are fitted to a collection of any size.
         tell: Called with progress (`Tell`).
         say: Called with one line per step of the fit.
 
@@ -230,15 +232,15 @@ def index_with_encoder(
             why = f" ({problems[0]})" if problems else ""
             where = ", ".join(map(str, paths))
             raise GeniusError(f"nothing to index under {where}: no image, text or table could be read{why}")
-        if fit or not compared_whole(len(encoded)):
+        if fit or not vectors or not compared_whole(len(encoded)):
             done = _fit(unfitted, encoded, sample, fit_config, on_step)
             model = done.model
         else:
-            model = unfitted.without_fit(_full(encoded), fit_config)
+            model = unfitted_model(_full(encoded), unfitted.encoder, unfitted.uri, fit_config)
         with _writing(output / MODEL):
             model.save_pretrained(output / MODEL)
         model.source = f"local-dir:{(output / MODEL).absolute()}"
-    with Index(output, model, thumbnails=thumbnails) as index:
+    with Index(output, model, thumbnails=thumbnails, vectors=vectors) as index:
         _check_encoder(index, uri)
         index.model.to(device)
         if encoded is None and (output / ENCODED).is_dir() and index.model.encoder is not None:
@@ -263,7 +265,8 @@ def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, Item
     known = queries.positives >= 0
     moved = queries.positives.clone()
     moved[known] = moved.new_tensor(rows)[queries.positives[known]]
-    return unfitted.fit_features(_full(encoded), replace(queries, positives=moved), config, say)
+    moved_queries = replace(queries, positives=moved)
+    return fit_collection(_full(encoded), moved_queries, unfitted.encoder, unfitted.uri, config, say)
 
 
 def _check_encoder(index: Index, uri: str) -> None:

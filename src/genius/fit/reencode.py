@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
 from genius.files import read_json, rename, sync_directory, write_whole
-from genius.fit import FitConfig, Say, Unfitted, fused_vectors
+from genius.fit import FitConfig, Say, Unfitted, fit_collection, fused_vectors
 from genius.fit.folder import AT_ONCE, Encoded, Tell, stored_again
 from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.index import Index
@@ -95,7 +95,7 @@ class Reencoded:
 
 
 def reencode(
-    folder: str | Path,
+    folder: str | Path | Index,
     encoder: str,
     *,
     skip_missing: bool = False,
@@ -107,7 +107,8 @@ def reencode(
     """Switch an index to another encoder, with a model that is fitted to its items.
 
     Args:
-        folder: The index. Others may search and change it meanwhile; their changes are carried over.
+        folder: The index, or its path. Others may search and change it meanwhile; their changes are carried over. An open
+            `Index` follows the switch.
         encoder: URI of the encoder.
         skip_missing: Leave out items whose original cannot be read any more, instead of refusing.
         device: Where the encoder runs.
@@ -122,9 +123,17 @@ def reencode(
         OriginalsMissing: Items cannot be encoded again. The index is as it was.
         GeniusError: There is no such index or encoder, or another process re-encodes it.
     """
+    if isinstance(folder, Index):
+        folder.check_writable()
+        done = reencode(folder.path, encoder, skip_missing=skip_missing, device=device, config=config, tell=tell, say=say)
+        folder.follows = True
+        folder.refresh()
+        return done
     path = Path(folder).resolve()  # a link to an index stays a link: what it leads to is replaced
     finish_swap(path)
     about = about_of(path)
+    if not about.vectors:
+        raise GeniusError(f"{path} stores codes and no vectors: create a new index with the other encoder")
     if not open_store(path, about).at(open_store(path, about).latest()).count():
         raise GeniusError(f"{path} is empty: create a new index with the other encoder")
     work = path / REENCODED
@@ -285,7 +294,8 @@ class _Run:
         known = queries.positives >= 0
         queries.positives[known] = queries.positives.new_tensor(rows)[queries.positives[known]]
         features = self.encoded.all().to("cpu", torch.float32)
-        model = self.unfitted.fit_features(features, queries, self.config, self.say).model
+        new = self.unfitted
+        model = fit_collection(features, queries, new.encoder, new.uri, self.config, self.say).model
         half = self.work / f"{MODEL}.half"
         remove(half, self.path)
         try:

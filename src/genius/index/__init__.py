@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -80,6 +80,7 @@ class Index:
         lock_timeout: seconds that a write waits for other writers.
         thumbnails: longest side of stored previews in pixels, 0 for none.
         durable: a write returns once it is on the disk; without, a power cut may take the last ones.
+        vectors: False: a new index stores codes alone, some 100 bytes per item, and ranks by them.
 
     Raises:
         GeniusError: there is no index, it is damaged, or it belongs to another model.
@@ -111,6 +112,7 @@ class Index:
         lock_timeout: float = 30.0,
         thumbnails: int = 256,
         durable: bool = True,
+        vectors: bool = True,
     ) -> None:
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise GeniusError(f"a version is a whole number, got {version!r}")
@@ -126,9 +128,9 @@ class Index:
         self._thread = threading.local()  # `generation` that a thread's call has begun with
         self.write_lock = WriteLock(self.path / ".lock", lock_timeout)
         self.about, self.model, self.store = open_or_create(
-            self.path, model, create and not self.read_only, self.write_lock, durable
+            self.path, model, create and not self.read_only, self.write_lock, durable, vectors
         )
-        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.width)
+        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.stored_width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
         self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
@@ -165,6 +167,8 @@ class Index:
         path = Path(path)
         if (model is None) == (dim is None):
             raise GeniusError("an index has either a model or, for vectors of your own, a width (dim)")
+        if dim is not None and not options.get("vectors", True):
+            raise GeniusError("an index of your own vectors stores them: its codes mean nothing until they are fitted")
         if read_about(path) is not None:
             raise GeniusError(f"{path} is an index already: open it with Index(path)")
         if dim is not None:
@@ -374,27 +378,14 @@ class Index:
         """
         self.following(lambda: writing.optimize(self, keep))
 
-    def reencode(self, encoder: str, *, skip_missing: bool = False, device: str = "cpu") -> Any:
-        """Switch to another encoder. Others search and change the index meanwhile, and follow the switch.
+    def reencode(self, encoder: str, **options: Any) -> NoReturn:
+        """Is a function of its own now: `genius.reencode`.
 
         Args:
-            encoder: URI of the encoder. Codes and decoder are fitted to the items.
-            skip_missing: Leave out items whose image file is gone, instead of refusing.
-            device: Where the encoder runs.
-
-        Returns:
-            What was done (`genius.fit.reencode.Reencoded`).
-
-        Raises:
-            GeniusError: Items cannot be encoded again, or the encoder cannot be read; the index is as it was.
+            encoder: The new one.
+            options: Of that function.
         """
-        from genius.fit.reencode import reencode
-
-        self.check_writable()
-        done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
-        self.follows = True
-        self.refresh()
-        return done
+        raise GeniusError("index.reencode(...) is genius.reencode(index, ...) now")
 
     def learn(
         self,

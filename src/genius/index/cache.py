@@ -73,19 +73,22 @@ class Base:
     hashes: NDArray[np.uint32]  # (N,) short hashes of ids, ascending
     hash_rows: NDArray[np.int64] | NDArray[np.uint32]  # (N,) row of each hash
     trie: CodeTrie
-    segments: Sequence[NDArray[np.float16]]  # each (n, D): the vectors
+    segments: Sequence[NDArray[np.float16]]  # each (n, D): the vectors; none where only codes are stored
     order: NDArray[np.int64] | None = None  # (N,) where in the concatenated segments each row's vector is; None: in order
     manifest: str | None = None  # checksum of the file that defines the version
     shown: HitColumns | None = None  # what hits show of the rows, at this very version: metadata of a row may change later
     extents: Extents | None = None  # where the segments lie in the table; None: they are a copy
     cached: bool = False  # whether this came out of a file, and not straight from the table
+    has_vectors: bool = True  # whether the table stores vectors, and not only codes
 
     @property
     def items(self) -> int:
         return len(self.seqs)
 
-    def vectors(self) -> StoredVectors:
-        """(N, D) vectors: mapped, not copied."""
+    def vectors(self) -> StoredVectors | None:
+        """(N, D) vectors: mapped, not copied; None: only codes are stored."""
+        if not self.has_vectors:
+            return None
         return StoredVectors(self.segments, self.order)
 
     def vectors_of(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
@@ -116,13 +119,15 @@ def build_trie(codes: NDArray[np.uint16], level_sizes: Sequence[int]) -> CodeTri
     return CodeTrie.build(codes, level_sizes)
 
 
-def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path | None, index: Path | None = None) -> Base:
+def build(
+    reader: Reader, level_sizes: tuple[int, ...], width: int | None, folder: Path | None, index: Path | None = None
+) -> Base:
     """Read every row of a version.
 
     Args:
         reader: the version.
         level_sizes: codebook sizes.
-        width: of the vectors.
+        width: of the vectors; None: only codes are stored.
         folder: where a copy of the vectors may be written; None: in memory.
         index: the index folder, to look for the vectors in the table's own files; None: copy them.
     """
@@ -144,13 +149,15 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
     by_hash = np.argsort(hashes[order], kind="stable")
     trie = build_trie(codes[order], level_sizes)
     extents = None
-    if index is not None:
-        extents = _find(reader, seqs, width, index)
-    if extents is not None and index is not None:
-        segments, places = extents.mapped(table_folder(index), width)
-    else:
-        segments = [_copy(reader, seqs, width, folder)]
-        places = None
+    segments: list[NDArray[np.float16]] = []
+    places = None
+    if width is not None:
+        if index is not None:
+            extents = _find(reader, seqs, width, index)
+        if extents is not None and index is not None:
+            segments, places = extents.mapped(table_folder(index), width)
+        else:
+            segments = [_copy(reader, seqs, width, folder)]
     return Base(
         reader.version,
         seqs,
@@ -161,6 +168,7 @@ def build(reader: Reader, level_sizes: tuple[int, ...], width: int, folder: Path
         places,
         reader.noted,
         extents=extents,
+        has_vectors=width is not None,
     )
 
 
@@ -218,7 +226,7 @@ class CacheKey:
     index: str  # unique id of the index folder
     fingerprint: str  # of the model
     level_sizes: tuple[int, ...]
-    width: int
+    width: int | None  # of stored vectors; None: there are none
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -270,9 +278,9 @@ def _write(base: Base, key: CacheKey, folder: Path) -> None:
         np.save(folder / "extents.npy", base.extents.runs)
         table = table_folder(folder.parent.parent)
         about["vectors"] = {name: (table / name).stat().st_size for name in base.extents.files}
-    elif isinstance(base.segments[0], np.memmap):
+    elif base.has_vectors and isinstance(base.segments[0], np.memmap):
         base.segments[0].flush()  # it is the file already
-    else:
+    elif base.has_vectors:
         np.save(folder / "embeddings.npy", base.segments[0])
     save_trie(base.trie, folder / "trie.safetensors")
     about["files"] = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
@@ -304,10 +312,14 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         items = int(about["items"])
         arrays = {name: _mapped(folder / f"{name}.npy", items) for name in ("seqs", "hashes", "hash_rows")}
         trie = load_trie(folder / "trie.safetensors")
-        segments, order, extents = _load_vectors(folder, about, key.width)
-        if order is None:
+        segments: list[NDArray[np.float16]] = []
+        order = None
+        extents = None
+        stored = items
+        if key.width is not None:
+            segments, order, extents = _load_vectors(folder, about, key.width)
             stored = sum(len(segment) for segment in segments)
-        else:
+        if order is not None:
             stored = len(order)
         if any(len(array) != items for array in arrays.values()) or trie.items != items or stored != items:
             return None
@@ -328,6 +340,7 @@ def load(folder: Path, key: CacheKey) -> Base | None:
             shown,
             extents,
             cached=True,
+            has_vectors=key.width is not None,
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):  # GeniusError is a ValueError
         return None

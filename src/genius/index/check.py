@@ -166,7 +166,7 @@ def _table(folder: Path, about: About, state: LedgerState | None, report: CheckR
 
 def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.Base]:
     """The caches that are as they were written; a line for each other."""
-    key = cache.CacheKey(about.id, about.fingerprint, about.levels, about.width)
+    key = cache.CacheKey(about.id, about.fingerprint, about.levels, about.stored_width)
     good: dict[str, cache.Base] = {}
     for path in sorted((folder / "cache").glob("[0-9]*")):
         name = f"cache/{path.name}"
@@ -211,7 +211,8 @@ def _goes(path: Path) -> bool:
 
 def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: CheckReport) -> None:
     """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
-    names = [*ROW, *VECTORS, *reader.columns] + ([SUM] if SUM in reader.schema.names else [])
+    stored = [name for name in (*VECTORS, SUM) if name in reader.schema.names]
+    names = [*ROW, *stored, *reader.columns]
     seqs = []
     hashes = []
     doubtful: set[str] = set()
@@ -236,13 +237,15 @@ def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: C
 def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     codes = np.asarray(batch.column("_codes").flatten()).reshape(batch.num_rows, -1)
-    vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)
     if SUM in batch.schema.names:
         noted = batch.column(SUM).to_pylist()
         for i, value in enumerate(row_sums(batch).tolist()):
             if noted[i] is not None and noted[i] != value:
                 found.append((i, "the row has another checksum than when it was written"))
-    impossible = (codes >= np.asarray(about.levels)).any(axis=1) | ~np.isfinite(vectors).all(axis=1)
+    impossible = (codes >= np.asarray(about.levels)).any(axis=1)
+    if about.vectors:
+        vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)
+        impossible |= ~np.isfinite(vectors).all(axis=1)
     found += [(int(i), "its codes or vector are impossible") for i in np.flatnonzero(impossible)]
     values = {name: batch.column(name).to_pylist() for name in columns}
     for i, text in enumerate(batch.column("_metadata").to_pylist()):
@@ -263,8 +266,12 @@ def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:
     at = np.minimum(np.searchsorted(base.seqs, seqs), max(base.items - 1, 0))
     has = base.seqs[at] == seqs if base.items else np.zeros(len(seqs), bool)
     rows = at[has]
-    columns = {name: np.asarray(batch.column(name).flatten()).reshape(batch.num_rows, -1)[has] for name in VECTORS}
     if not len(rows):
         return True
-    same_codes = np.array_equal(base.trie.codes_of(rows), columns["_codes"])
-    return same_codes and np.array_equal(base.vectors_of(rows), columns["_embedding"])
+    codes = np.asarray(batch.column("_codes").flatten()).reshape(batch.num_rows, -1)[has]
+    if not np.array_equal(base.trie.codes_of(rows), codes):
+        return False
+    if not base.has_vectors:
+        return True
+    vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)[has]
+    return np.array_equal(base.vectors_of(rows), vectors)

@@ -211,12 +211,14 @@ def explain(
         if engine is None or live.alive == 0:
             return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why, fitted=model.fitted)
         if not model.fitted:
-            return _without_codes(live, engine, hits, label, embedded, parts, request.settings(model))
+            return _without_codes(live, engine, hits, label, embedded, parts, request.settings(model, state.about.vectors))
         for number, one in enumerate(parts):
             part_hits = [hit for hit in hits if one.target is None or hit.modality == one.target]
             part = _traced(state, live, engine, one, embedded.z[number : number + 1], part_hits, request, rejected)
             traces.append((part, _shown(part, [hit.codes for hit in part_hits], shown)))
-            biases = _item_biases(live, engine, int(embedded.modality[number]), part_hits, request.settings(model))
+            biases = _item_biases(
+                live, engine, int(embedded.modality[number]), part_hits, request.settings(model, state.about.vectors)
+            )
             for hit, path, bias in zip(part_hits, part.trace.paths.tolist(), biases, strict=True):
                 answers[hit.id] = _answer(hit, path, part, bias)
         about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
@@ -295,7 +297,7 @@ def _traced(
     target = -1
     if state.model.config.quantizer.labelled:
         target = int(target_codes[0])
-    params = request.settings(state.model)
+    params = request.settings(state.model, state.about.vectors)
     trace = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
     return _Part(label, target >= 0, trace)
 
@@ -467,7 +469,7 @@ def unlike(state: Index) -> dict[str, float]:
         reader = live.reader
     vectors = None
     if engine is not None:
-        vectors = engine.collection.vectors
+        vectors = engine.collection.stored
     if vectors is None or not len(alive):
         return {}
     picked = alive[np.linspace(0, len(alive) - 1, min(SAMPLE, len(alive))).astype(np.int64)]
@@ -488,7 +490,7 @@ def advice(state: Index) -> str | None:
     with state.lock:
         count = state.current().alive
     if state.about.source == INSIDE:
-        if compared_whole(count):
+        if compared_whole(count) and state.about.vectors:
             return None  # the default search needs no codes
         if not known_items.fitted:
             return (
@@ -497,10 +499,10 @@ def advice(state: Index) -> str | None:
             )
         if count < OUTGROWN * known_items.items and not unlike(state):
             return None
-        return (
-            f"this index has outgrown its codes, which were fitted to {known_items.items:,} of its {count:,} items: "
-            f"genius index FILES -o {state.path.name} --refit fits new ones"
-        )
+        remedy = f"genius index FILES -o {state.path.name} --refit fits new ones"
+        if not state.about.vectors:
+            remedy = "it stores no vectors to fit new ones to, so make it anew: genius index FILES -o NEW.genius --codes-only"
+        return f"this index has outgrown its codes, which were fitted to {known_items.items:,} of its {count:,} items: {remedy}"
     unlike_modalities = unlike(state)
     if not unlike_modalities:
         return None

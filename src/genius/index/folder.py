@@ -60,6 +60,9 @@ _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in s
 FORMAT = 2
 """Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
 
+CODES_FORMAT = 3
+"""Of a folder that stores codes and no vectors; otherwise as 2."""
+
 LOOKS, LOOK_S = 20, 0.05  # at an index that another process may be replacing at this moment
 INSIDE = "inside:"
 """A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
@@ -154,9 +157,7 @@ def swap(folder: Path, fresh: Path) -> None:
     try:
         sync_directory(folder.absolute().parent)
     except OSError as error:
-        raise GeniusError(
-            f"{folder} was replaced, but the change may not survive a power cut: {error.strerror or error}"
-        ) from None
+        raise GeniusError(f"{folder} is made anew, but a power cut may undo it: {error.strerror or error}") from None
 
 
 class Unfinished(GeniusError):
@@ -276,6 +277,18 @@ class About:
     copied: Mapping[str, Any] = field(default_factory=dict)  # of a snapshot: id, version and time of what it was taken from
     format: int = FORMAT
 
+    @property
+    def vectors(self) -> bool:
+        """Whether the table stores vectors, and not only codes."""
+        return self.format != CODES_FORMAT
+
+    @property
+    def stored_width(self) -> int | None:
+        """Of stored vectors; None: there are none."""
+        if self.vectors:
+            return self.width
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         body = {
             "format": self.format,
@@ -328,8 +341,8 @@ def read_about(folder: Path) -> About | None:
     try:
         body = parse_json(text)
         number = body.get("format")
-        if number not in (1, FORMAT):
-            raise GeniusError(f"{folder} has index format {number!r}; this version reads 1 to {FORMAT}")
+        if number not in (1, FORMAT, CODES_FORMAT):
+            raise GeniusError(f"{folder} has index format {number!r}; this version reads 1 to {CODES_FORMAT}")
         return About.from_dict(body if number == 1 else unseal(text))
     except GeniusError:
         raise
@@ -376,7 +389,7 @@ def open_store(folder: Path, about: About, durable: bool = True) -> Store:
 
 
 def open_or_create(
-    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriteLock, durable: bool
+    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriteLock, durable: bool, vectors: bool = True
 ) -> tuple[About, Genius, Store]:
     if create:
         finish_swap(folder)
@@ -386,7 +399,9 @@ def open_or_create(
         about = about_of(folder)
     loaded = load_index_model(folder, model, about)
     if about is None:
-        about = _create(folder, loaded, lock, durable)
+        about = _create(folder, loaded, lock, durable, vectors)
+    if about.vectors and not vectors:
+        raise GeniusError(f"{folder} stores vectors: an index without them has to be made anew, in another folder")
     fingerprint = loaded.fingerprint()
     if about.fingerprint != fingerprint:
         built = about.source or "another model"
@@ -423,6 +438,7 @@ def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]
         "fingerprint": about.fingerprint,
         "levels": list(about.levels),
         "width": about.width,
+        "vectors": about.vectors,
         "version": reader.version,
         "created": about.created,
         "bytes": _size(folder),
@@ -546,13 +562,20 @@ def make_folder(folder: Path) -> None:
         raise GeniusError(f"{folder} is not an index and not empty (it holds {foreign[0]!r}): choose another path")
 
 
-def _create(folder: Path, model: Genius, lock: WriteLock, durable: bool) -> About:
+def _create(folder: Path, model: Genius, lock: WriteLock, durable: bool, vectors: bool) -> About:
+    if not vectors and not model.fitted:
+        raise GeniusError(
+            "an index without vectors needs a model whose codes were fitted: genius index --fit, or a trained model"
+        )
     make_folder(folder)
     about = describe_model(model, folder)
+    if not vectors:
+        about = replace(about, format=CODES_FORMAT)
     with lock.hold():
         there = read_about(folder)
         if there is not None:  # another process was quicker
             return there
-        Store.create(folder, len(about.levels), about.width, durable).begin_ledger(about.to_dict())
+        store = Store.create(folder, len(about.levels), about.width, durable, vectors)
+        store.begin_ledger(about.to_dict())
         write_about(folder, about, durable)  # last: before it, there is no index
         return about

@@ -86,7 +86,8 @@ def row_sums(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int64]:
 
 def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
     columns = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in ROW]
-    vectors = [_bytes(batch.column(batch.schema.get_field_index(name))) for name in VECTORS]
+    stored = [name for name in VECTORS if name in batch.schema.names]  # an index may store codes alone
+    vectors = [_bytes(batch.column(batch.schema.get_field_index(name))) for name in stored]
     out = np.empty(batch.num_rows, np.uint64)
     for i in range(batch.num_rows):
         digest = xxhash.xxh3_64()

@@ -175,11 +175,11 @@ def load(text: str | None) -> dict[str, Any]:
 # -- rows of the table ---------------------------------------------------------------------------------------------
 
 
-def item_schema(levels: int, width: int) -> pa.Schema:
-    """The table's own columns: those of an index without metadata."""
+def item_schema(levels: int, width: int, vectors: bool = True) -> pa.Schema:
+    """The table's own columns: those of an index without metadata; with or without a column of vectors."""
     import pyarrow as pa
 
-    return pa.schema(
+    schema = pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
             pa.field("text", pa.string()),
@@ -196,6 +196,9 @@ def item_schema(levels: int, width: int) -> pa.Schema:
             pa.field(SUM, pa.int64()),  # of all of the above
         ]
     )
+    if vectors:
+        return schema
+    return schema.remove(schema.get_field_index("_embedding"))
 
 
 def metadata_schema(columns: Mapping[str, FieldType]) -> pa.Schema:

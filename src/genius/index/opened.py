@@ -135,7 +135,8 @@ class Live:
             parts = list(reader.codes(f"_seq > {known}"))  # seqs only grow: what is new is larger
         else:
             parts = [(committed.seqs, committed.ids, committed.codes)]
-            self._hold(len(self.seqs), committed.vectors)
+            if self.base.has_vectors:
+                self._hold(len(self.seqs), committed.vectors)
         self.dead[np.asarray(gone, np.int64)] = True
         if parts:
             seqs, codes = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
@@ -185,7 +186,7 @@ class Live:
             self._engine = self._engine.changed(
                 self._folded,
                 self.delta_codes[self._folded - self.base.items :],
-                self._vectors(known) if known < rows else None,
+                self._vectors(known) if known < rows and self.base.has_vectors else None,
                 ~self.dead if self.dead.any() else None,
                 self._living_trie() if folding else None,
             )
@@ -195,11 +196,12 @@ class Live:
     def _new_engine(self) -> SearchEngine:
         """Of the base, or, where it is empty, of what was added."""
         trie = self.base.trie
-        vectors: StoredVectors | NDArray[np.float16] = self.base.vectors()
+        vectors: StoredVectors | NDArray[np.float16] | None = self.base.vectors()
         self._folded = self.base.items
         if not self.base.items:
             trie = build_trie(self.delta_codes, self._level_sizes)
-            vectors = self._vectors(0)
+            if self.base.has_vectors:
+                vectors = self._vectors(0)
             self._folded = len(self.seqs)
         bank = None
         if self.model.config.rerank_embedding == "fused":
@@ -216,6 +218,7 @@ class Live:
             bank=bank,
             bias_bank=self.learned,
             cache=scans,
+            by_codes=not self.base.has_vectors,
         )
 
     def _living_trie(self) -> CodeTrie:

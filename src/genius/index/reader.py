@@ -278,6 +278,10 @@ class Reader:
 
     def _scan(self, columns: Sequence[str], where: str | None, size: int = 65_536) -> Iterator[pa.RecordBatch]:
         with database_errors("read the index"):
+            if "_embedding" in columns and "_embedding" not in self._table.schema.names:
+                raise GeniusError(
+                    "this index stores no vectors, only codes (it was made with --codes-only), and this needs vectors"
+                )
             query = self._table.search().select(list(columns)).limit(None)
             if where is not None:
                 query = query.where(where)

@@ -29,6 +29,7 @@ from genius.index import cache, learned
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, put_back, set_aside, table_folder, versions_on_disk
 from genius.index.folder import (
+    CODES_FORMAT,
     FORMAT,
     INSIDE,
     About,
@@ -43,7 +44,7 @@ from genius.index.folder import (
     upgrade,
     write_about,
 )
-from genius.index.ledger import Ledger, LedgerState, file_sum
+from genius.index.ledger import VECTORS, Ledger, LedgerState, file_sum
 from genius.index.names import deleted_ids, keep_deleted
 from genius.index.paths import ABOUT, CACHE, LEARNED, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
 from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
@@ -159,7 +160,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         if path.name not in (".lock", ORIGIN):
             remove(path, temporary)
     copied = {"id": about.id, "version": reader.version, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    described = replace(about, id=uuid.uuid4().hex, format=FORMAT, copied=copied)
+    described = replace(about, id=uuid.uuid4().hex, format=max(about.format, FORMAT), copied=copied)
     schema = whole_schema(reader)
     store = Store.fill(temporary, schema, resealed(good_rows(reader), schema))
     store.index_words(reader.words_columns())
@@ -181,7 +182,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     try:
         sync_directory(target.parent)
     except OSError as error:
-        raise GeniusError(f"{target} was written, but its name may not survive a power cut: {error.strerror or error}") from None
+        raise GeniusError(f"{target} is made, but a power cut may undo it: {error.strerror or error}") from None
     return Copied(source, target, reader.version, state.items)
 
 
@@ -313,7 +314,7 @@ def _is_sound(folder: Path) -> bool:
     if not check(folder).ok:
         return False
     about = read_about(folder)
-    return about is not None and about.format == FORMAT
+    return about is not None and about.format >= FORMAT
 
 
 def _clear_caches(folder: Path, report: RepairReport) -> None:
@@ -467,18 +468,20 @@ def _about(
     if known is None:
         _check_model(loaded, reader, report)
         known = named
-    return _as_new(About(known.id, named.source or known.source, known.fingerprint, known.levels, known.width, known.created))
+        if "_embedding" not in reader.schema.names:
+            known = replace(named, format=CODES_FORMAT)
+    return _as_new(replace(known, source=named.source or known.source, copied={}))
 
 
 def _as_new(about: About) -> About:
-    return About(about.id, about.source, about.fingerprint, about.levels, about.width, about.created, about.copied, FORMAT)
+    return replace(about, format=max(about.format, FORMAT))
 
 
 def _check_model(model: Genius, reader: Reader, report: RepairReport) -> None:
     """Does this model give the items the codes that they have?"""
-    sizes = {name: reader.schema.field(name).type.list_size for name in ("_codes", "_embedding")}
+    sizes = {name: reader.schema.field(name).type.list_size for name in VECTORS if name in reader.schema.names}
     config = model.config.quantizer
-    if sizes != {"_codes": config.levels, "_embedding": config.width}:
+    if sizes not in ({"_codes": config.levels, "_embedding": config.width}, {"_codes": config.levels}):
         raise GeniusError(f"the model gives {config.levels} codes and vectors of {config.width}; the table has {sizes}")
     texts: list[tuple[Item, list[int]]] = []
     for row in reader.stream(["id", "text", "_codes"], "modality = 'text'"):

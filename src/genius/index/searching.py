@@ -167,7 +167,7 @@ def search_requests(state: Index, queries: Sequence[Query | ContentInput], reque
     group_hits = state.consistent(lambda: search(state, parts, model))
     answers: dict[int, Hits] = {}
     for (request, places, _, owner), hits in zip(groups, group_hits, strict=True):
-        confidence = model.confidence(request.settings(model).reranker)
+        confidence = model.confidence(request.settings(model, state.about.vectors).reranker)
         for place, query_hits in zip(places, gather(hits, owner, request.k), strict=True):
             answers[place] = with_probabilities(query_hits, confidence, targeted_queries[place].image is not None)
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
@@ -280,7 +280,7 @@ def check_fitted(model: Genius, path: Path) -> None:
 
 
 def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
-    params = request.settings(live.model)
+    params = request.settings(live.model, live.base.has_vectors)
     if params.generates or params.reranker == "codes":
         check_fitted(live.model, path)
     allowed = None
@@ -570,11 +570,7 @@ def probable(hits: Hits, least: float | None) -> Hits:
         raise GeniusError("min_probability needs a model with calibrated probabilities: this one, or this search, has none")
     if hits.answerable >= least:
         return hits
-    nothing = Hits()
-    nothing.answerable = hits.answerable
-    nothing.plan = hits.plan
-    nothing.considered = hits.considered
-    nothing.target = hits.target
+    nothing = hits.having([])
     nothing.why = f"nothing like that here: an answer exists with a probability of {hits.answerable:.2f}, below {least:g}"
     return nothing
 
@@ -592,12 +588,7 @@ def apart(hits: Hits, k: int) -> Hits:
         if len(chosen) >= k:
             break
     others = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
-    out = Hits(hits[place] for place in sorted((chosen + others)[:k]))
-    out.answerable = hits.answerable
-    out.plan = hits.plan
-    out.considered = hits.considered
-    out.target = hits.target
-    return out
+    return hits.having(hits[place] for place in sorted((chosen + others)[:k]))
 
 
 def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:

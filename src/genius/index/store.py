@@ -106,7 +106,7 @@ class Store:
         return self._open.watch
 
     @classmethod
-    def create(cls, folder: Path, levels: int, width: int, durable: bool = True) -> Store:
+    def create(cls, folder: Path, levels: int, width: int, durable: bool = True, vectors: bool = True) -> Store:
         """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not."""
         import lancedb
 
@@ -114,7 +114,7 @@ class Store:
             raise Damaged(f"{folder} holds a table with items: it is not made anew; genius repair {folder}")
         with database_errors(f"create an index at {folder}"):
             mode = "overwrite" if table_folder(folder).exists() else "create"
-            lancedb.connect(folder).create_table(TABLE, schema=item_schema(levels, width), mode=mode)
+            lancedb.connect(folder).create_table(TABLE, schema=item_schema(levels, width, vectors), mode=mode)
         return cls(folder, durable)
 
     @classmethod

@@ -64,12 +64,17 @@ def index_words(state: Index, fields: Sequence[str]) -> list[str]:
             if columns[name] != "text":
                 raise GeniusError(f"the field {name!r} holds {columns[name]}s: only text fields can be in a full-text index")
         state.store.index_words([*ALWAYS, *fields])
-    return words_fields(state.reader())
+    return _shown([*ALWAYS, *fields])  # nothing is read any more: what fails now must not sound as if nothing was made
 
 
 def words_fields(reader: Reader) -> list[str]:
     """Fields that this version can be searched by words in; empty: it has no full-text index."""
-    return [name for name in reader.words_columns() if not name.startswith("_")]
+    return _shown(reader.words_columns())
+
+
+def _shown(columns: Sequence[str]) -> list[str]:
+    """Of columns, those with a name that people know."""
+    return sorted({name for name in columns if not name.startswith("_")})
 
 
 def search_by_mode(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
@@ -208,11 +213,9 @@ def names_exactly(text: str, row: Mapping[str, Any], values: Sequence[Any]) -> b
 
 def _only_words(worded: Hits, exact: set[str], request: SearchRequest) -> Hits:
     ordered = sorted(zip(_shared_ranks(worded), worded, strict=True), key=lambda pair: (pair[1].id not in exact, pair[0]))
-    hits = Hits(replace(hit, ranks={"words": rank}) for rank, hit in ordered[: request.k])
+    hits = worded.having(replace(hit, ranks={"words": rank}) for rank, hit in ordered[: request.k])
     if request.min_score is not None:
         hits[:] = [hit for hit in hits if hit.score >= request.min_score]
-    hits.plan = worded.plan
-    hits.considered = worded.considered
     hits.fusion = {"words": 1.0}
     if not hits:
         hits.why = "nothing found: no item has these words; mode 'hybrid' or 'similarity' finds what is alike"
@@ -243,17 +246,13 @@ def _fuse(similar: Hits, worded: Hits, exact: set[str], request: SearchRequest) 
             ranks.setdefault(hit.id, {})[name] = rank
             scores[hit.id] = scores.get(hit.id, 0.0) + weights[name] / (RANK_CONSTANT + rank)
     ordered = sorted(scores, key=lambda item_id: (item_id not in exact, -scores[item_id]))
-    fused = Hits(replace(hits[item_id], score=scores[item_id], ranks=ranks[item_id]) for item_id in ordered)
+    fused = similar.having(replace(hits[item_id], score=scores[item_id], ranks=ranks[item_id]) for item_id in ordered)
     if request.min_score is not None:
         fused[:] = [hit for hit in fused if hit.score >= request.min_score]
-    fused.answerable = similar.answerable
-    fused.plan = similar.plan
-    fused.considered = similar.considered
-    fused.target = similar.target
     fused.fusion = {**weights, "rank_constant": RANK_CONSTANT}
     if request.diverse:
         fused = searching.apart(fused, request.k)
     fused[request.k :] = []
-    if not fused:
-        fused.why = similar.why
+    if fused:
+        fused.why = None
     return fused

@@ -1,10 +1,11 @@
 """How strongly the item bias of a query bank is applied: weight and temperature of each direction.
 
-With known positives (`choose`): the pair that ranks positives of other queries best, if it is better than none by more than
-chance. Without (`shrink`): the weight falls with what speaks against the bank. Few queries: n / (n + 500). Queries that disagree:
-the correlation of the biases that two halves of them give (corrected to the full length by Spearman and Brown). Queries that
-have nothing to do with the collection: those whose best item is less similar than the best item of nearly all known queries do
-not count (`fitting`). Knows arrays; nothing of indexes and files.
+Without known positives (`shrink`): the weight falls with what speaks against the bank. Few queries: n / (n + 500), at most .65.
+Queries that disagree: the correlation of the biases that two halves of them give (corrected to the full length by Spearman and
+Brown). Queries that have nothing to do with the collection: those whose best item is less similar than the best item of nearly
+all known queries do not count (`fitting`). With known positives (`choose`): the same, unless another pair ranks the positives of
+other queries better by more than chance; no bias, where that weight ranks them worse than none. A hundred queries choose badly
+among a dozen pairs: those that looked best on them lost half of the gain on others. Knows arrays; nothing of indexes and files.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.model.query_bank import FEWEST, MODALITIES, PSEUDO_QUERIES, TEMPERATURE, QueryBank
+from genius.model.query_bank import FEWEST, MODALITIES, TEMPERATURE, QueryBank, unjudged_weight
 
 TEMPERATURES = (0.03, 0.05, 0.1)
-WEIGHTS = (0.25, 0.5, 0.75, 1.0)
+WEIGHTS = (0.25, 0.5, 0.75)
 FEWEST_JUDGED = 50  # queries with positives below which a direction is not judged
 MOST_JUDGED = 1000
+FEWEST_ITEMS = 500  # that no training query shows, below which all items are searched
 MOST_ITEMS = 100_000  # of a direction that queries are judged on, beside all positives
-ERRORS = 1.0  # standard errors by which a choice must be better than no bias
+ERRORS = 2.0  # standard errors by which a choice must be better than the weight that needs no positives
 DEPTH = 10  # of the reciprocal ranks that are compared
 SAMPLE = 4096  # items on which two halves of a bank are compared
 LEAST_QUANTILE = 0.05  # of known queries' best similarities: a query below is not one of this collection
@@ -33,6 +35,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Choice = tuple[float, float]  # temperature, weight
+Fold = tuple[QueryBank, "JudgedQueries"]  # what a bias is made of, and other queries that judge it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,15 @@ class JudgedQueries:
         return JudgedQueries(self.z[place], self.modality[place], self.target[place], [self.positives[row] for row in rows])
 
 
-def choose(bank: QueryBank, judged: JudgedQueries, items: Any, item_modality: Any) -> QueryBank:
+def choose(
+    bank: QueryBank,
+    judged: JudgedQueries,
+    items: Any,
+    item_modality: Any,
+    *,
+    further: Sequence[Fold] = (),
+    shown: Bools | None = None,
+) -> QueryBank:
     """The bank with weights and temperatures that rank the positives of `judged` best.
 
     Args:
@@ -65,8 +76,12 @@ def choose(bank: QueryBank, judged: JudgedQueries, items: Any, item_modality: An
         judged: Held-out queries.
         items: (N, D) unit vectors, an array or a tensor.
         item_modality: (N,).
+        further: More queries to judge by, each with a part of the bank that does not hold them.
+        shown: (N,) items that queries of the bank were trained on; others are searched where these are not enough. Training
+            pulls queries towards such items, so that a bias against them looks better than it is for new items.
     """
-    return _with_best(bank, [(bank, judged)], np.asarray(items, np.float32), np.asarray(item_modality))
+    folds = [(bank, judged), *further]
+    return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality), shown)
 
 
 def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
@@ -102,8 +117,7 @@ def shrink(bank: QueryBank, items: Any, item_modality: Any) -> QueryBank:
         direction_queries = queries_of(bank, query, target)
         vectors = _sample(items[item_modality == target])
         if len(vectors) > 2:
-            count = len(direction_queries)
-            weights[query, target] = count / (count + PSEUDO_QUERIES) * agreement(direction_queries, vectors)
+            weights[query, target] = unjudged_weight(len(direction_queries), agreement(direction_queries, vectors))
     return replace(bank, bias_weights=weights, bias_temperatures=temperatures)
 
 
@@ -188,53 +202,65 @@ def _sample(vectors: Floats) -> Floats:
 
 
 def _with_best(
-    bank: QueryBank, folds: Sequence[tuple[QueryBank, JudgedQueries]], items: Floats, item_modality: Ints
+    bank: QueryBank, folds: Sequence[Fold], items: Floats, item_modality: Ints, shown: Bools | None = None
 ) -> QueryBank:
     """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
     bank = shrink(bank, items, item_modality)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None
     for query, target in directions(bank):
-        rows = _candidates(item_modality == target, [judged for _, judged in folds])
+        rows = _candidates(item_modality == target, [judged for _, judged in folds], shown)
+        unjudged = (TEMPERATURE, float(bank.bias_weights[query, target]))
         values: dict[Choice, list[Floats]] = {}
-        without: list[Floats] = []
         for part, judged in folds:
             fold_queries = queries_of(part, query, target)
             scores, positives = _scores(judged, query, target, items, rows)
-            if not len(fold_queries) or not len(scores):
+            if len(fold_queries) < FEWEST or not len(scores):
                 continue
-            without.append(_reciprocal_ranks(scores, positives, np.zeros(len(rows), np.float32)))
             for temperature in TEMPERATURES:
                 bias = mean_similarity(fold_queries, items[rows], temperature)
-                for weight in WEIGHTS:
+                weights = {0.0, *WEIGHTS}
+                if temperature == TEMPERATURE:
+                    weights.add(unjudged[1])
+                for weight in weights:
                     reciprocal_ranks = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
                     values.setdefault((temperature, weight), []).append(reciprocal_ranks)
-        if sum(map(len, without)) < FEWEST_JUDGED:
+        if sum(map(len, values.get(unjudged, []))) < FEWEST_JUDGED:
             continue
         choices = {choice: np.concatenate(folds_ranks) for choice, folds_ranks in values.items()}
-        temperature, weight = _best_choice(choices, without)
+        temperature, weight = _best_choice(choices, unjudged)
         bank.bias_weights[query, target] = weight
         bank.bias_temperatures[query, target] = temperature
     return bank
 
 
-def _candidates(wanted: Bools, judged: Sequence[JudgedQueries]) -> Ints:
-    """Item rows that queries are judged on: of all wanted ones, or of `MOST_ITEMS` at random, and all positives."""
+def _candidates(wanted: Bools, judged: Sequence[JudgedQueries], shown: Bools | None) -> Ints:
+    """Item rows that queries are judged on: those that no training query shows if there are enough, of all wanted ones.
+
+    At most `MOST_ITEMS` of them at random, and all positives.
+    """
     rows = np.flatnonzero(wanted)
-    if len(rows) <= MOST_ITEMS:
-        return rows
+    if shown is not None:
+        new = np.flatnonzero(wanted & ~shown)
+        if len(new) >= FEWEST_ITEMS:
+            rows = new
     positives = [row for part in judged for positive_rows in part.positives for row in positive_rows if wanted[row]]
     sample = np.random.default_rng(0).permutation(rows)[:MOST_ITEMS]
     return np.unique(np.concatenate([sample, np.array(positives, np.int64)]))
 
 
-def _best_choice(values: dict[Choice, Floats], without: Sequence[Floats]) -> Choice:
-    """The pair (t, w) of the largest mean; weight 0 where it is not better than none by `ERRORS` standard errors."""
+def _best_choice(values: dict[Choice, Floats], unjudged: Choice) -> Choice:
+    """The pair (t, w) of the largest mean if it is better than `unjudged` by `ERRORS` standard errors.
+
+    Else `unjudged`; weight 0 where that is no better than none.
+    """
     best = max(values, key=lambda pair: float(values[pair].mean()))
-    difference = values[best] - np.concatenate(without)
+    difference = values[best] - values[unjudged]
     error = float(difference.std()) / len(difference) ** 0.5
-    if float(difference.mean()) <= ERRORS * error:
-        return TEMPERATURE, 0.0
-    return best
+    if float(difference.mean()) > ERRORS * error:
+        return best
+    if float(values[unjudged].mean()) > float(values[unjudged[0], 0.0].mean()):
+        return unjudged
+    return TEMPERATURE, 0.0
 
 
 def _scores(judged: JudgedQueries, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:

@@ -27,15 +27,18 @@ from genius.files import open_regular, reading, write_whole
 
 FILE = "queries.safetensors"
 FORMAT = "genius-queries-1"
-SIZE = 8192  # queries kept by default: 4 MB at width 256
+SIZE = 8192  # queries kept by default: 2 MB at width 256
 SHRINKAGE = 0.1  # of the mean diagonal, added to the metric: directions in which no query looks keep some weight
 FEWEST = 64  # queries of a target below which all queries serve
 MODALITIES = 3
 PENALTY = 1e-4  # on the squared weights of the probe
 TEMPERATURE = 0.05  # t of the item bias
-PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little
+PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little,
+UNJUDGED_WEIGHT = 0.65  # and none more than this: weights near 1 lose hits in collections that are larger than what chose them
 MOST_WEIGHT = 2.0  # of a bias in a file
 LEAST_TEMPERATURE = 0.005
+CODE_RANGE = 127  # of vectors in 8 bits
+LEAST_SCALE = 2.0**-14  # the smallest normal half
 NOTHING: Mapping[str, str] = MappingProxyType({})
 QUERIES_AT_ONCE = 1024  # compared with a block of items: 64 MB at 16,384 items
 
@@ -100,7 +103,7 @@ class QueryBank:
         target = _numbers(target).astype(np.int64)
         _check(vectors, modality, target, "query bank")
         order = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:size])
-        kept = vectors[order].astype(np.float16).astype(np.float32)  # what a loaded bank holds
+        kept = _unpacked(*_packed(vectors[order]))  # what a loaded bank holds
         weight, bias = _fit_probe(kept, target[order])
         return cls(kept, modality[order], target[order], weight, bias, real)
 
@@ -142,7 +145,7 @@ class QueryBank:
             return 0.0
         if self.bias_weights is not None:
             return float(self.bias_weights[query_modality, target])
-        return queries / (queries + PSEUDO_QUERIES)
+        return unjudged_weight(queries)
 
     def temperature(self, query_modality: int, target: int) -> float:
         """t of `item_bias`."""
@@ -201,7 +204,7 @@ class QueryBank:
             about: Further metadata of it.
         """
         arrays: dict[str, NDArray[Any]] = {
-            "z": self.z.astype(np.float16),
+            **_stored(self.z),
             "modality": self.modality.astype(np.int8),
             "target": self.target.astype(np.int8),
             "real": np.array([self.real], np.uint8),
@@ -245,7 +248,7 @@ class QueryBank:
         """
         arrays = _read(path)
         try:
-            z = arrays["z"].astype(np.float32)
+            z = _read_vectors(arrays, path)
             modality = arrays["modality"].astype(np.int64)
             target = arrays["target"].astype(np.int64)
         except KeyError as error:
@@ -264,6 +267,48 @@ class QueryBank:
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise GeniusError(f"{path} holds a probe that is not finite")
         return cls(z, modality, target, weight.astype(np.float32), bias.astype(np.float32), real, *numbers)
+
+
+def unjudged_weight(queries: int, agreement: float = 1.0) -> float:
+    """w of an item bias from so many queries, where no positives are known that could choose it.
+
+    Args:
+        queries: Their number.
+        agreement: How far they agree on which items are similar to queries in general, 0 to 1.
+    """
+    return min(UNJUDGED_WEIGHT, agreement * queries / (queries + PSEUDO_QUERIES))
+
+
+def _packed(z: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """8-bit rows and the scale (n, 1) of each, a half: their product is exact in float32."""
+    largest = np.abs(z).max(1, keepdims=True, initial=0) / CODE_RANGE
+    scale = np.maximum(largest, LEAST_SCALE).astype(np.float16)
+    codes = np.clip(np.round(z / scale.astype(np.float32)), -CODE_RANGE, CODE_RANGE)
+    return codes.astype(np.int8), scale
+
+
+def _unpacked(codes: NDArray[np.int8], scale: NDArray[np.float16]) -> Floats:
+    vectors: Floats = codes.astype(np.float32) * scale.astype(np.float32)
+    return vectors
+
+
+def _stored(z: Floats) -> dict[str, NDArray[Any]]:
+    """Vectors as a file holds them: in 8 bits where these are all that they have, else in halves."""
+    codes, scale = _packed(z)
+    if np.array_equal(_unpacked(codes, scale), z):
+        return {"z": codes, "scale": scale}
+    return {"z": z.astype(np.float16)}
+
+
+def _read_vectors(arrays: Mapping[str, Any], path: Path) -> Floats:
+    """Vectors of a file, in 8 bits or (as they were stored before) in halves."""
+    z = np.asarray(arrays["z"])
+    if z.dtype != np.int8:
+        return z.astype(np.float32)
+    scale = np.asarray(arrays["scale"])
+    if z.ndim != 2 or scale.shape != (len(z), 1) or scale.dtype != np.float16:
+        raise GeniusError(f"{path} holds queries in 8 bits without a scale for each")
+    return _unpacked(z, scale)
 
 
 def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[Floats | None, Floats | None]:

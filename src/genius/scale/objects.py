@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import tempfile
@@ -33,10 +34,11 @@ from genius.files import read_json, write_whole
 from genius.index.commit import manifest_name, table_folder
 from genius.index.folder import WriteLock, about_of
 from genius.index.ledger import Ledger, LedgerState, file_sum, size_in
-from genius.index.paths import ABOUT, DELETED, LEDGER, MODEL, PUBLISHED
+from genius.index.paths import ABOUT, DELETED, LEDGER, MODEL, PUBLISHED, remove
 
 CLAIMS = "publishing"  # folder of who publishes at the moment
 EVERY_S = 5.0  # between looks at an index that is followed
+HALF_FETCHED = re.compile(r"\..+\.\d+-\d+")  # what a fetch that was killed left (`write_whole`)
 TRIES = 5  # of a fetch whose files are cleaned up meanwhile
 
 
@@ -329,6 +331,9 @@ def _fetch(place: Place, folder: Path) -> LedgerState:
     for path in table.rglob("*"):
         if path.is_file() and path.relative_to(table).as_posix() not in state.files:
             path.unlink()
+    for path in [*folder.iterdir(), *(folder / MODEL).rglob("*")]:
+        if HALF_FETCHED.fullmatch(path.name):
+            remove(path, folder)
     return state
 
 

@@ -31,21 +31,23 @@ class Collection:
         base: Trie of the rows before `first`; rows that it lacks are deleted.
         added: (n, M) codes of the rows from `first` on.
         first: First row of `added`.
-        vectors: (N, D) by row; None: only codes are stored.
+        stored: (N, D) vectors by row; None: only codes are stored.
         alive: (N,) bool, which rows exist; None: all.
         device: Where vectors are compared: "cpu", "cuda" or another device of torch.
         labelled: Whether the first code of an ID is the modality.
         reconstruct: What codes stand for; None: no quantizer is known.
+        by_codes: Items are compared by what their codes stand for, in place of vectors that are not stored.
     """
 
     base: CodeTrie
     added: NDArray[np.int64]
     first: int
-    vectors: Vectors | None
+    stored: Vectors | None
     alive: NDArray[np.bool_] | None
     device: str
     labelled: bool
     reconstruct: Reconstruct | None = None
+    by_codes: bool = False
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Collection:
         device: str = "cpu",
         labelled: bool = True,
         reconstruct: Reconstruct | None = None,
+        by_codes: bool = False,
     ) -> Collection:
         """A collection without additions.
 
@@ -65,6 +68,7 @@ class Collection:
             device: Where vectors are compared.
             labelled: Whether the first code of an ID is the modality.
             reconstruct: What codes stand for.
+            by_codes: Compare items by that, in place of vectors.
 
         Raises:
             GeniusError: If there are fewer vectors than rows.
@@ -77,7 +81,7 @@ class Collection:
                 raise GeniusError(f"{len(vectors)} embeddings for {rows} item rows")
             rows = len(vectors)
         added = np.empty((0, trie.levels), np.int64)
-        made = cls(trie, added, rows, vectors, None, device, labelled, reconstruct)
+        made = cls(trie, added, rows, vectors, None, device, labelled, reconstruct, by_codes)
         return made._without_dead()
 
     def changed(
@@ -103,7 +107,7 @@ class Collection:
         codes = np.asarray(added).astype(np.int64)
         base = trie or self.base
         rows = first + len(codes)
-        stored = self.vectors
+        stored = self.stored
         if vectors is not None:
             extended = getattr(stored, "extended", None)
             if extended is None:
@@ -113,7 +117,7 @@ class Collection:
             raise GeniusError(f"{len(stored)} embeddings for {rows} item rows")
         if alive is not None and alive.shape != (rows,):
             raise GeniusError(f"alive has shape {alive.shape} for {rows} item rows")
-        changed = replace(self, base=base, added=codes, first=first, vectors=stored, alive=alive)
+        changed = replace(self, base=base, added=codes, first=first, stored=stored, alive=alive)
         if alive is not None:
             return changed
         return changed._without_dead()
@@ -153,6 +157,13 @@ class Collection:
         known[np.asarray(self.base.order)] = True
         known[self.first :] = True
         return known
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """(N, D) what items are compared by: stored vectors, or what codes stand for; None: there is nothing to compare."""
+        if self.by_codes:
+            return self.reconstructed
+        return self.stored
 
     @cached_property
     def reconstructed(self) -> Vectors | None:

@@ -59,6 +59,7 @@ class SearchEngine:
         bank: A sample of queries: the metric of a scan's codes, and a probe for the modality. None: the identity, the decoder.
         bias_bank: Queries that item biases follow from, in place of those of `bank`.
         cache: Where the index of a scan is kept between processes; None: in memory only.
+        by_codes: Without embeddings: compare queries with what codes stand for, in every plan.
 
     Raises:
         GeniusError: If the parts do not fit each other.
@@ -77,6 +78,7 @@ class SearchEngine:
         bank: QueryBank | None = None,
         bias_bank: QueryBank | None = None,
         cache: ScanCache | None = None,
+        by_codes: bool = False,
     ) -> None:
         for name, part in (("Generator", generator), ("ResidualQuantizer", quantizer)):
             if part is not None and part.config.level_sizes != trie.level_sizes:
@@ -95,7 +97,9 @@ class SearchEngine:
             labelled = quantizer.config.labelled
             reconstruct = _LazyReconstructions(quantizer)
         vectors = placed(embeddings, self.device, on_host)
-        self.collection = Collection.of(trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct)
+        self.collection = Collection.of(
+            trie, vectors, device=self.device, labelled=labelled, reconstruct=reconstruct, by_codes=by_codes
+        )
         self.flat = Flat(self.collection)
         self.scan = Scan(self.collection, bank, cache)
 
@@ -220,9 +224,7 @@ class SearchEngine:
                 collection lacks what the plan or the re-ranker needs.
         """
         params = params or SearchParams()
-        batch = self._batch(z, k, dense, target, allowed)
-        if params.item_bias and modality is not None and self.item_bias is not None:
-            batch = replace(batch, modality=as_numpy(modality).astype(np.int64), item_bias=self.item_bias)
+        batch = self._batch(z, k, dense, target, allowed, modality if params.item_bias else None)
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
             return self._ranked(batch, Candidates.empty(len(batch)), k, params, plan)
@@ -267,7 +269,8 @@ class SearchEngine:
         elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
             bias = batch.item_bias.take(batch.modality, found.rows)
             scores = scores - np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias
-        if np.isnan(np.where(found.rows < 0, 0, scores)).any():
+        undefined = np.isnan(scores)
+        if undefined.any() and (undefined & (found.rows >= 0)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
         rows, values = rerank.top_k(found.rows, scores, k)
         return SearchResult(rows, values, found.considered, plan.name)
@@ -343,17 +346,21 @@ class SearchEngine:
 
     # -- input -------------------------------------------------------------------------------------------------
 
-    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any) -> QueryBatch:
+    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any, modality: Any = None) -> QueryBatch:
         """Queries, checked."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise GeniusError(f"k must be at least 1, got {k!r}")
         z = self._vectors(z, "z")
         compared = z
-        if dense is not None:
+        if dense is not None and not self.collection.by_codes:  # codes stand for z
             compared = self._vectors(dense, "dense")
         if len(compared) != len(z):
             raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")
-        return QueryBatch(z, compared, self._target(target, len(z)), None, self._allowed(allowed, len(z)))
+        known = self._target(target, len(z))
+        visible = self._allowed(allowed, len(z))
+        if modality is None or self.item_bias is None:
+            return QueryBatch(z, compared, known, None, visible)
+        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), self.item_bias)
 
     def _vectors(self, vectors: Any, name: str) -> Floats:
         shape = getattr(vectors, "shape", None)

@@ -46,7 +46,7 @@ class SearchParams:
 
     Args:
         beams: B, prefixes kept at every level of a beam search.
-        rerank: R, the effort of a scan: 2,000 compares about 800 vectors for ten hits, 4,000 twice as many in twice the cells; a
+        rerank: R, the effort of a scan: 2,000 compares about 640 vectors for ten hits, 4,000 twice as many in twice the cells; a
             larger k needs more. A re-ranker of your own is given R candidates. 0: beam search, as in the paper.
         reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
@@ -163,9 +163,11 @@ class SearchRequest:
         """Whether the effort is left to the model: no explicit beams or rerank."""
         return self.beams is None and self.rerank is None
 
-    def settings(self, model: Genius) -> SearchParams:
-        """How to search: the model's defaults, then `params`, then the two knobs."""
+    def settings(self, model: Genius, vectors: bool = True) -> SearchParams:
+        """How to search: the model's defaults, then `params`, then the two knobs; by codes where no vectors are stored."""
         chosen = self.params or SearchParams.of_model(model)
+        if self.params is None and not vectors and chosen.reranker == "embeddings":
+            chosen = replace(chosen, reranker="codes")
         if self.beams is not None:
             chosen = replace(chosen, beams=self.beams)
         if self.rerank is not None:

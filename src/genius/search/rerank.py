@@ -26,9 +26,9 @@ MANY = 4  # candidates per wanted item above which not all are sorted
 
 def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Floats:
     """Inner products with stored vectors, in float32."""
-    if collection.vectors is None:
+    if collection.stored is None:
         raise GeniusError("this collection stores no embeddings: use reranker 'codes' or 'none'")
-    return _products(batch.dense, candidates.rows, collection.vectors)
+    return _products(batch.dense, candidates.rows, collection.stored)
 
 
 def codes(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Floats:

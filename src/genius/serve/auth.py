@@ -267,7 +267,7 @@ def guard_open_server(config: ServeConfig, headers: Mapping[str, str], method: s
     """
     host_header = headers.get("host", "")
     host = None
-    if _is_address(host_header):
+    if _is_address(f"//{host_header}"):
         host = urlsplit(f"//{host_header}").hostname
     if host not in LOCAL_HOSTS and host not in config.allowed_hosts and host != config.host:
         raise ApiError(403, "this server has no API keys and answers only to local names: use localhost, or set keys")
@@ -279,9 +279,13 @@ def guard_open_server(config: ServeConfig, headers: Mapping[str, str], method: s
         raise ApiError(403, "requests from other web sites are refused")
 
 
-def _is_address(value: str) -> bool:
-    """Whether a header has only characters of an address or URL, so that it can be parsed."""
-    return bool(re.fullmatch(r"[\w.:/\[\]-]+", value))
+def _is_address(url: str) -> bool:
+    """Whether a URL has only characters of an address, and can be parsed."""
+    try:
+        urlsplit(url)
+    except ValueError:  # brackets without an IPv6 address between them
+        return False
+    return bool(re.fullmatch(r"[\w.:/\[\]-]+", url))
 
 
 def check_exposure(config: ServeConfig, keys: Keys) -> None:

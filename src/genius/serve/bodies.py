@@ -237,8 +237,14 @@ def _is_json(content_type: str) -> bool:
     return content_type == "application/json" or (content_type.startswith("application/") and content_type.endswith("+json"))
 
 
+def _refuse_compressed(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        raise ApiError(415, "send the body as it is, without Content-Encoding")
+
+
 async def read_json_body(request: Request, model: type[M]) -> M:
     """The JSON body as `model`, parsed and validated in one pass: no NaN, no lone surrogates, no deep nesting."""
+    _refuse_compressed(request)
     if not _is_json(media_type(request)):
         raise ApiError(415, "send application/json")
     body = await request.body()
@@ -253,6 +259,7 @@ async def read_json_body(request: Request, model: type[M]) -> M:
 
 async def read_form(request: Request) -> tuple[dict[str, str], bytes | None]:
     """Multipart fields as text, and the image. Empty fields count as absent: HTML forms send them."""
+    _refuse_compressed(request)
     try:
         form = await request.form(max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FORM_FIELD_BYTES)
     except (ApiError, ClientDisconnect):

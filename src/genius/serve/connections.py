@@ -4,6 +4,8 @@
 - Bytes that are not body (headers, chunk framing, trailers) are bounded, and so is the number of pieces a body comes in: parsing
   costs time per piece, and one-byte chunks would cost a thousand times their size.
 - Above `max_connections` the connection that has waited longest without a complete request is closed, of the address with most.
+- `Listener` accepts few connections in one turn of the event loop, so that those before them are read first, and drops at once
+  those that were given up while they waited.
 
 The parser itself (llhttp) refuses Content-Length together with Transfer-Encoding, bare line feeds and folded headers. Rates, TLS
 policies and allow lists are a reverse proxy's work. Knows HTTP/1.1 and addresses; nothing of routes.
@@ -12,10 +14,14 @@ policies and allow lists are a reverse proxy's work. Knows HTTP/1.1 and addresse
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
+import socket
+import sys
 import uuid
 from collections import Counter
 from http import HTTPStatus
+from multiprocessing import reduction
 from typing import Any, cast
 
 import httptools
@@ -34,7 +40,63 @@ MIN_PIECE_BYTES = 64
 MAX_PIPELINED = 64  # requests that wait on one connection
 SEND_TIMEOUT_S = 30.0  # without a byte read by the client while a response waits
 LINGER_S = 5.0  # reading (and dropping) what remains of a refused body, so that its sender sees the response
+WAITING_CONNECTIONS = 4096  # that the system keeps until they are accepted; what comes then is tried again after a second
+MAX_ACCEPTED = 32  # connections, in one turn of the event loop
+MAX_DROPPED = 256  # connections that were given up before they were accepted, for each that is accepted
+CLOSE_WAIT = 8  # the state of a connection whose client will send no more (Linux)
 SPARE_CONNECTIONS = 128  # above the limit, if every other connection is being served; more are reset
+
+
+class Listener(socket.socket):
+    """A listening socket for asyncio."""
+
+    def listen(self, backlog: int = 0) -> None:
+        """Listen with a long queue; asyncio gives the number of connections that it accepts in one turn."""
+        super().listen(max(backlog, WAITING_CONNECTIONS))
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The first connection that waits and was not given up meanwhile.
+
+        Raises:
+            BlockingIOError: None waits, or very many were given up: the event loop comes back.
+        """
+        for _ in range(MAX_DROPPED):
+            connection, address = super().accept()
+            if not _given_up(connection):
+                return connection, address
+            connection.close()
+        raise BlockingIOError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For worker processes, while they are started."""
+        if sys.platform == "win32":
+            handle = reduction.DupSocket(self)
+        else:
+            handle = reduction.DupFd(self.fileno())
+        return _listener, (handle, self.family, self.type, self.proto)
+
+
+def accepted_at_once(settings: ServeConfig) -> int:
+    """Connections that are accepted in one turn: few of those that may be open, so that none is closed before it is read."""
+    return max(1, min(MAX_ACCEPTED, settings.max_connections // 4))
+
+
+def _given_up(connection: socket.socket) -> bool:
+    """Whether the client reset the connection, or closed it before the end of a request's headers."""
+    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
+        return True
+    if not sys.platform.startswith("linux"):
+        return False
+    if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != CLOSE_WAIT:
+        return False
+    return b"\r\n\r\n" not in connection.recv(MAX_OVERHEAD_BYTES, socket.MSG_PEEK)
+
+
+def _listener(handle: Any, family: int, kind: int, protocol: int) -> Listener:
+    given = handle.detach()
+    if isinstance(given, socket.socket):
+        given = given.detach()
+    return Listener(family, kind, protocol, given)
 
 
 class Options(uvicorn.Config):
@@ -130,6 +192,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if sum(name == b"host" for name, _ in self.headers) > 1:
             self._fail(400, "more than one Host header", "not_http")
+        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings not in ([], [b"chunked"]):
+            self._fail(400, "the only Transfer-Encoding that is understood is chunked", "not_http")
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        if self.parser.should_upgrade() and (encodings or lengths not in ([], [b"0"])):  # the parser would take it for the next
+            self._fail(400, "a request with a body must not ask for another protocol: send it without Upgrade", "not_http")
         self._head_open = False
         self._body_open = True
         self.waiting_since = self.loop.time()
@@ -204,17 +272,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _close_longest_waiting(self) -> None:
-        """Close the connection that has waited longest, of the address with most, in place of this one."""
+        """Close the connection that has waited longest, of the address with most, in place of this one.
+
+        Where many may be open, a few at once: finding them takes longer than closing them.
+        """
         proxies = {address_of(proxy) for proxy in self._settings.trusted_proxies}
         others = cast("set[LimitedProtocol]", self.connections) - {self}
         held = Counter(other.address for other in others if other.address not in proxies)
         candidates = [other for other in others if other.waiting]
         if candidates:
-            oldest = max(candidates, key=lambda other: (held[other.address], -other.waiting_since))
-            self.connections.discard(oldest)
-            oldest._refuse(503, "too many connections: this one kept others waiting", "crowded")
-            if oldest.flow.write_paused:
-                oldest.transport.abort()
+            count = 1 + self._settings.max_connections // 64
+            for oldest in heapq.nlargest(count, candidates, key=lambda other: (held[other.address], -other.waiting_since)):
+                self.connections.discard(oldest)
+                oldest._refuse(503, "too many connections: this one kept others waiting", "crowded")
+                if oldest.flow.write_paused:
+                    oldest.transport.abort()
         elif len(others) >= self._settings.max_connections + SPARE_CONNECTIONS:
             self.transport.abort()
 

@@ -25,7 +25,7 @@ from uvicorn.supervisors import Multiprocess
 
 from genius.errors import GeniusError
 from genius.serve import logs
-from genius.serve.connections import Options
+from genius.serve.connections import Listener, Options, accepted_at_once
 from genius.serve.settings import ServeConfig
 
 OPEN_FILES = 8192  # a connection is an open file, and some systems allow only 256 by default
@@ -109,7 +109,7 @@ def _options(app: Any, config: ServeConfig, **more: Any) -> Options:
         timeout_keep_alive=max(1, round(config.keep_alive_s)),
         timeout_graceful_shutdown=max(1, round(config.drain_s)),
         timeout_worker_healthcheck=WORKER_TIMEOUT_S,
-        backlog=1024,
+        backlog=accepted_at_once(config),
         proxy_headers=bool(config.trusted_proxies),
         forwarded_allow_ips=list(config.trusted_proxies),
         ssl_certfile=config.tls_cert or None,
@@ -156,11 +156,11 @@ def bind(config: ServeConfig) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, socket_type, protocol, _, place = addresses[0]
-        listener = socket.socket(family, socket_type, protocol)
+        listener = Listener(family, socket_type, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(place)
-        listener.listen(1024)
+        listener.listen()
         listener.set_inheritable(True)
     except OSError as error:
         raise GeniusError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None

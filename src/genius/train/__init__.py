@@ -136,7 +136,7 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
     )
     model = assemble(config, second, third)
     model.queries = sampled_query_bank(second, parts, config.seed)
-    weights, metrics["confidence"] = calibrate(model, parts.validation)
+    weights, metrics["confidence"] = calibrate(model, parts.validation, parts.offsets)
     runtime.journal.write("confidence", 0, metrics["confidence"])
     model.config = dataclasses.replace(model.config, confidence=weights)
     return Trained(model, heads, metrics, data)

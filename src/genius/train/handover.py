@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,7 +18,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads
 from genius.features import Features
 from genius.files import write_whole
-from genius.model.bias_choice import JudgedQueries, choose
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose
 from genius.model.config import GeniusConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
@@ -29,7 +30,8 @@ from genius.train.pairs import EmbeddedRows
 from genius.train.quantizer import QuantizerStage
 from genius.train.sources import join_heads
 
-BANK_SIZE = 4096  # queries that are stored with a model
+BANK_SIZE = 24_000  # queries that are stored with a model, at most: 6 MB at width 256
+PER_DIRECTION = 4000  # of each direction, at most; chosen on held-out queries (`lab/results/bank_size.json`)
 
 
 def through_heads(heads: Heads, data: FeatureSet) -> FeatureSet:
@@ -75,22 +77,37 @@ def assemble(config: TrainConfig, second: QuantizerStage, third: GeneratorStage)
 
 
 def sampled_query_bank(second: QuantizerStage, parts: Split, seed: int) -> QueryBank:
-    """A sample of queries that is stored with the model (`Genius.queries`); its item bias is chosen on validation queries."""
-    queries, target = training_queries(parts, seed)
-    bank = QueryBank.of(second.embed(queries), queries.modality, target, size=BANK_SIZE, seed=seed)
-    if parts.validation is None:
-        return bank
+    """A sample of queries that is stored with the model (`Genius.queries`); its item bias is chosen on held-out queries.
+
+    Validation queries judge the whole bank; the other held-out queries, which are in it, judge the training queries of it.
+    """
+    queries, target, held_out = training_queries(parts, seed)
+    bank = QueryBank.of(second.embed(queries), queries.modality, target, size=len(queries), seed=seed)
     data = parts.validation
+    if data is None:
+        return bank
+    further = []
+    if parts.offsets is not None:
+        further.append((bank_subset(bank, ~held_out.numpy()), _judged(second, parts.offsets)))
+    ids = {parts.train.pool_ids[row] for row in parts.train.pairs[:, 1].tolist()}
+    shown = np.array([name in ids for name in data.pool_ids], bool)
+    items = second.embed(data.pool).cpu()
+    return choose(bank, _judged(second, data), items, data.pool.modality, further=further, shown=shown)
+
+
+def _judged(second: QuantizerStage, data: FeatureSet) -> JudgedQueries:
     z = second.embed(data.queries).cpu().numpy()
-    judged = JudgedQueries(z, data.queries.modality.numpy(), _targets(data).numpy(), data.positives())
-    return choose(bank, judged, second.embed(data.pool).cpu(), data.pool.modality)
+    return JudgedQueries(z, data.queries.modality.numpy(), _targets(data).numpy(), data.positives())
 
 
-def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor]:
-    """At most `BANK_SIZE` queries and their target modalities (n,), equally many of each direction if there are enough.
+def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor, Tensor]:
+    """At most `PER_DIRECTION` queries of each direction and `BANK_SIZE` in all.
 
     Held-out queries come first: they stand where new queries will stand, while training queries were pulled towards
     their positives.
+
+    Returns:
+        The queries, their target modalities (n,), and which of them are held out (n,).
     """
     sets = [parts.train]
     if parts.offsets is not None:
@@ -98,10 +115,12 @@ def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor]:
     targets = [_targets(part) for part in sets]
     directions = [3 * part.queries.modality + target for part, target in zip(sets, targets, strict=True)]
     values = torch.cat(directions).unique().tolist()
-    missing = dict.fromkeys(values, BANK_SIZE // len(values))  # direction -> queries that are still wanted
+    # direction -> queries that are still wanted
+    missing = dict.fromkeys(values, min(PER_DIRECTION, BANK_SIZE // len(values)))
     random = torch.Generator().manual_seed(seed)
     queries = []
     chosen_targets = []
+    held_out = []
     for part, target, direction in zip(sets, targets, directions, strict=True):
         order = torch.randperm(len(part.queries), generator=random)
         rows = torch.cat([order[direction[order] == value][: missing[value]] for value in values])
@@ -109,7 +128,8 @@ def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor]:
             missing[value] -= int((direction[rows] == value).sum())
         queries.append(part.queries[rows])
         chosen_targets.append(target[rows])
-    return Features.cat(queries), torch.cat(chosen_targets)
+        held_out.append(torch.full((len(rows),), part is parts.offsets))
+    return Features.cat(queries), torch.cat(chosen_targets), torch.cat(held_out)
 
 
 def _targets(data: FeatureSet) -> Tensor:
