@@ -66,7 +66,6 @@ RESULT = Path("lab/results/above_dense_fashion.json")
 JUDGED = Path("lab/results/bank_size.json")
 BEAM_QUERIES = 500
 ICONS = Path("lab/results/above_dense_icons.json")
-WORDINGS = Path("lab/results/wordings_fashion.json")
 ROUNDS = 10  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
@@ -848,21 +847,6 @@ def bank_sizes_table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def wordings_table(body: dict[str, Any]) -> str:
-    """Markdown of `lab.wordings`."""
-    queries = body["lines"]["training wordings"]["queries"]
-    out = [
-        f"Instructions in words that training never saw (fashion, seed {body['training']['seed']}, {queries} queries, unseen "
-        f"candidates, {body['date']}):",
-        "",
-        "| wording | hit@5 | right modality first |",
-        "|---|---:|---:|",
-    ]
-    for name, line in body["lines"].items():
-        out.append(f"| {name} | {line['hit@5']:.1f} | {line['right_modality_first']:.3f} |")
-    return "\n".join(out)
-
-
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -873,7 +857,6 @@ def write_table() -> None:
     for path, table in (
         (JUDGED, bank_sizes_table),
         (ICONS, icons_table),
-        (WORDINGS, wordings_table),
         (UNTRAINED, untrained_table),
     ):
         if path.exists():
@@ -912,10 +895,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table()
     elif args.command == "sizes":
         body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
-        JUDGED.write_text(_compact(body), encoding="utf-8")
+        JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
         body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
-        ICONS.write_text(_compact(body), encoding="utf-8")
+        ICONS.write_text(compact(body), encoding="utf-8")
     else:
         write_measured(args.runs, args.output, args.add)
 
@@ -926,7 +909,7 @@ def _made() -> dict[str, Any]:
     return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
 
 
-def _compact(body: dict[str, Any]) -> str:
+def compact(body: dict[str, Any]) -> str:
     """JSON whose innermost lists and objects stand on one line."""
     text = json.dumps(body, indent=1)
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
@@ -953,7 +936,7 @@ def write_measured(paths: Sequence[Path], output: Path, add: bool = False) -> No
         "summary": summary(runs),
         "runs": runs,
     }
-    output.write_text(_compact(body), encoding="utf-8")
+    output.write_text(compact(body), encoding="utf-8")
 
 
 if __name__ == "__main__":
