@@ -120,8 +120,8 @@ class Shop:
         self.judge = BM25(self.titles)
         self.index = Index(folder, Genius.from_pretrained("bundled:mini"), thumbnails=0)
         if not len(self.index):  # not kept by an earlier run
-            items = (Item(str(row), image=_bytes(entry["image"]), text=entry["title"]) for row, entry in enumerate(self.table))
-            self.index.add(items)
+            products = (Item(str(row), image=_bytes(entry["image"]), text=entry["title"]) for row, entry in enumerate(self.table))
+            self.index.add(products)
             self.index.index_words()
 
     def hit_rate(self, found: Sequence[Sequence[int]], rows: Sequence[int]) -> float:

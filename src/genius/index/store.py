@@ -49,8 +49,9 @@ class _Opened:
 
         self.folder = folder
         self.view = None
-        path = view
-        if not isinstance(view, Path):
+        if isinstance(view, Path):
+            path = view
+        else:
             self.view = view
             path = Path(view.name)
         if not table_folder(path).is_dir():  # LanceDB would make a folder here, where a swap is about to rename one to
