@@ -131,18 +131,27 @@ class ItemBias:
         """
         if item_modality is None:
             item_modality = self.modality.take(rows)
-        slots = self.slots[query_modality]
-        codes = self.codes.ravel().take(rows + (np.maximum(slots, 0) * len(self))[:, None], mode="wrap")
-        values: Floats = self._values.take(codes + CODES * (item_modality + MODALITIES * query_modality[:, None]), mode="wrap")
-        if int(query_modality.min(initial=0)) < 0:
-            values[query_modality < 0] = 0
+        if len(query_modality) == 1:  # the usual search, in which every call of numpy counts
+            own = int(query_modality[0])
+            codes = self._code_rows[own].take(rows, mode="wrap")
+            single: Floats = self._values[own].take(codes + CODES * item_modality, mode="wrap")
+            return single
+        codes = self.codes.ravel().take(rows + (np.maximum(self.slots[query_modality], 0) * len(self))[:, None], mode="wrap")
+        places = codes + CODES * (item_modality + MODALITIES * query_modality[:, None])
+        values: Floats = self._values.ravel().take(places, mode="wrap")
         return values
 
     @cached_property
+    def _code_rows(self) -> list[NDArray[np.uint8]]:
+        """(N,) codes by query modality; the last, -1: of an unknown one."""
+        return [self.codes[max(slot, 0)] for slot in [*self.slots.tolist(), 0]]
+
+    @cached_property
     def _values(self) -> Floats:
-        """(3 * 3 * 256,) bias of every code, by query modality and target."""
+        """(4, 3 * 256) bias of every code by query modality and target; zeros for the last, -1: an unknown query modality."""
         values = self.first[:, :, None] + self.step[:, :, None] * np.arange(CODES, dtype=np.float32)
-        return values.astype(np.float32).ravel()
+        values = np.concatenate([values, np.zeros((1, MODALITIES, CODES), np.float32)])
+        return np.ascontiguousarray(values.reshape(MODALITIES + 1, MODALITIES * CODES), np.float32)
 
     def columns(self, rows: Any, arrays: Arrays = HOST) -> Array:
         """(n, 3) float32 biases of rows, by query modality: what one more dimension of their vectors would hold.
