@@ -59,6 +59,7 @@ JUDGED_SIZES = (800, 2000, 4000)
 JUDGED_WEIGHTS = (0.5, 0.65, 0.8)
 DRAWS = 4
 BANK_SIZES = (100, 500, 2000, 8000)
+PARTS = ("unseen", "all", "beams", "existence", "cost")
 TENTHS = 10  # of the items, which take turns in being added
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 5 * PER_DIRECTION  # queries that a trained model keeps of five tasks
@@ -339,8 +340,8 @@ def _hits_at_5(scores: Floats, positives: Sequence[Ints]) -> int:
     return int(((scores > best[:, None]).sum(1) < 5).sum())
 
 
-def measure(folder: Path, training: Path) -> dict[str, Any]:
-    """Everything for one seed: of the training, and of what is drawn here."""
+def measure(folder: Path, training: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """Some or all `PARTS` for one seed: of the training, and of what is drawn here."""
     seed = json.loads((folder / "about.json").read_text(encoding="utf-8"))["seed"]
     bench = Bench(folder, seed)
     _, model, decodes = stages(training)
@@ -348,54 +349,57 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         bench.about["decoder"] = f"the best until {max(path.name for path in training.glob('generator/step-*'))}"
     start = time.process_time()
     kept, chosen = bench.trained_bank()
-    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1)}
+    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1), "queries_in_bank": len(kept)}
     numbers: dict[str, Any] = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     lines: list[dict[str, Any]] = []
+    run = {"numbers": numbers, "cost": cost, "lines": lines, "existence": {}, "training": bench.about}
     flat = SearchParams(plan="flat")
     for candidates in ("unseen", "all"):
         rows = np.arange(len(bench.items))
         if candidates == "unseen":
             rows = np.flatnonzero(bench.unseen)
         engine = bench.engine(kept, chosen, model, rows)
-        reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
-
-        add = Lines(lines, reference, candidates, len(rows)).add
-        add("dense, target given", "given", reference)
-        assert engine.item_bias is not None
-        cost |= {"bytes_per_item": engine.item_bias.bytes_per_item}
-        if candidates == "all" and seed == 0:
-            cost |= search_cost(bench, engine)
-        for given, target in ((False, "unknown"), (True, "given")):
-            add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
-            add("default, with bias", target, bench.hits(engine, rows, flat, given))
-            codes = replace(flat, reranker="codes")
-            add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
-            add("codes, with bias", target, bench.hits(engine, rows, codes, given))
-        if decodes and candidates == "unseen":
+        if decodes and candidates == "unseen" and "beams" in parts:
             numbers["beam_scales"] = beam_scales(bench, kept, chosen, model)
             beam_lines(bench, engine, rows, lines, seed)
-        for size in BANK_SIZES:
-            bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
-            learned = bench.engine(kept, bank, model, rows)
-            more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
-            add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
-        if candidates == "unseen":
+        if candidates == "all" and "cost" in parts:
+            assert engine.item_bias is not None
+            cost |= {"bytes_per_item": engine.item_bias.bytes_per_item} | search_cost(bench, engine)
+        if candidates in parts:
+            reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
+            candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, candidates, len(rows)))
+        if candidates == "unseen" and candidates in parts:
             for share in ADDED:
                 added_later(bench, kept, chosen, model, rows, share, lines)
-        if bench.foreign is not None:
-            fits = fitting(bench.foreign, kept, bench.items, bench.modality)
-            for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
-                bank = shrink(bank, bench.items[rows], bench.modality[rows])
-                more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
-                hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
-                add(f"foreign bank, {name}", "unknown", hits, **more)
-    return {
-        "numbers": numbers,
-        "cost": cost,
-        "lines": lines,
-        "existence": existence(bench, kept, chosen, model),
-        "training": bench.about,
-    }
+    if "existence" in parts:
+        run["existence"] = existence(bench, kept, chosen, model)
+    return run
+
+
+def candidate_lines(bench: Bench, kept: QueryBank, chosen: QueryBank, model: Genius, rows: Ints, lines: Lines) -> None:
+    """Default and codes with and without a bias, banks that an index learns from by their size, and a foreign one."""
+    flat = SearchParams(plan="flat")
+    engine = bench.engine(kept, chosen, model, rows)
+    add = lines.add
+    add("dense, target given", "given", lines.reference)
+    for given, target in ((False, "unknown"), (True, "given")):
+        add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
+        add("default, with bias", target, bench.hits(engine, rows, flat, given))
+        codes = replace(flat, reranker="codes")
+        add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
+        add("codes, with bias", target, bench.hits(engine, rows, codes, given))
+    for size in BANK_SIZES:
+        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
+        learned = bench.engine(kept, bank, model, rows)
+        more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
+        add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
+    if bench.foreign is not None:
+        fits = fitting(bench.foreign, kept, bench.items, bench.modality)
+        for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
+            bank = shrink(bank, bench.items[rows], bench.modality[rows])
+            more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
+            hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
+            add(f"foreign bank, {name}", "unknown", hits, **more)
 
 
 def added_later(
@@ -710,7 +714,7 @@ def tables(body: dict[str, Any]) -> str:
     steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
         f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {body['test_queries']:,} test "
+        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {runs[0]['existence']['all']['queries']:,} test "
         f"queries; {body['device']}, one thread, {body['date']}.\n"
         f'"Added later": to the index, after biases were computed; fusion and codes were fitted with them.\n'
         f"Beams: a `{body['changes']['model.decoder']}` decoder, {runs[0]['training'].get('decoder', 'trained to its end')}; "
@@ -902,7 +906,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign.add_argument("--towers", type=Path)
     measured.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
     measured.add_argument("--output", type=Path, default=RESULT)
-    measured.add_argument("--add", action="store_true", help="add these seeds to the runs that the JSON has")
+    measured.add_argument("--add", action="store_true", help="add these seeds and parts to those that the JSON has")
+    measured.add_argument("--parts", default=",".join(PARTS), help="what is measured, by commas")
     args = parser.parse_args(arguments)
     if args.command == "vectors":
         write_vectors(args.features, args.training, args.out, args.products)
@@ -917,7 +922,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
         ICONS.write_text(_compact(body), encoding="utf-8")
     else:
-        write_measured(args.runs, args.output, args.add)
+        write_measured(args.runs, args.output, args.parts.split(","), args.add)
 
 
 def _made() -> dict[str, Any]:
@@ -932,28 +937,44 @@ def _compact(body: dict[str, Any]) -> str:
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
 
 
-def write_measured(paths: Sequence[Path], output: Path, add: bool = False) -> None:
-    """Measure every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs that it has."""
+def write_measured(paths: Sequence[Path], output: Path, parts: Sequence[str], add: bool = False) -> None:
+    """Measure parts of every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs and parts that it has."""
     made = _made()
-    runs = []
+    body: dict[str, Any] = {"runs": [], "config": {}}
     if add:
-        runs = json.loads(output.read_text(encoding="utf-8"))["runs"]
-    config: dict[str, Any] = {}
+        body = json.loads(output.read_text(encoding="utf-8"))
+    runs = {run["training"]["seed"]: run for run in body["runs"]}
+    config = body.get("changes", {})
     for out, training in zip(paths[0::2], paths[1::2], strict=True):
-        run = measure(out, training)
-        config = run["training"].pop("config")
-        runs.append({"commit": made["commit"], **run})
-    changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
+        run = {"commit": made["commit"], **measure(out, training, parts)}
+        own = run["training"].pop("config")
+        config = {f"{stage}.{name}": own[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
+        config["model.decoder"] = own["model"]["decoder"]
+        seed = run["training"]["seed"]
+        runs[seed] = _joined(runs.get(seed), run)
     body = {
         "command": "python -m lab.item_bias measure",
         **made,
-        "seeds": [run["training"]["seed"] for run in runs],
-        "test_queries": runs[0]["existence"]["all"]["queries"],
-        "changes": changes | {"model.decoder": config["model"]["decoder"]},
-        "summary": summary(runs),
-        "runs": runs,
+        "seeds": sorted(runs),
+        "changes": config,
+        "summary": summary([runs[seed] for seed in sorted(runs)]),
+        "runs": [runs[seed] for seed in sorted(runs)],
     }
     output.write_text(_compact(body), encoding="utf-8")
+
+
+def _joined(before: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
+    """A run with the parts that were measured before; what was measured again counts."""
+    if before is None:
+        return run
+    if before["commit"] != run["commit"]:
+        run["commit"] = f"{before['commit']}, {run['commit']}"
+    again = {(line["candidates"], line["search"], line["target"]) for line in run["lines"]}
+    kept = [line for line in before["lines"] if (line["candidates"], line["search"], line["target"]) not in again]
+    run["lines"] = kept + run["lines"]
+    for name in ("numbers", "cost", "existence"):
+        run[name] = before[name] | run[name]
+    return run
 
 
 if __name__ == "__main__":
