@@ -711,10 +711,11 @@ def tables(body: dict[str, Any]) -> str:
     lines = body["summary"]
     runs = body["runs"]
     tasks = list(lines[0]["hit@5"])
+    asked = runs[0]["existence"]["all"]["queries"]
     steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
         f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {runs[0]['existence']['all']['queries']:,} test "
+        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {asked:,} test "
         f"queries; {body['device']}, one thread, {body['date']}.\n"
         f'"Added later": to the index, after biases were computed; fusion and codes were fitted with them.\n'
         f"Beams: a `{body['changes']['model.decoder']}` decoder, {runs[0]['training'].get('decoder', 'trained to its end')}; "
