@@ -478,8 +478,8 @@ def write_icons_vectors(features: Path, out: Path) -> None:
     items = pool[rows]
     codes = torch.cat([model.encode(items[first : first + CHUNK]) for first in range(0, len(items), CHUNK)])
     np.savez(out / "items.npz", z=_embedded(model, items), modality=items.modality.numpy(), codes=codes.numpy())
-    for name, split in (("learn", "train"), ("validation", "test"), ("test", "val"), ("held-out", "val")):
-        part = parts[split]
+    for name, source in (("learn", "train"), ("validation", "test"), ("test", "val"), ("held-out", "val")):
+        part = parts[source]
         if name == "held-out":
             part = part.take_queries([])
         target = torch.zeros(len(part.queries), dtype=torch.long)
@@ -844,8 +844,8 @@ def icons_table(body: dict[str, Any]) -> str:
     about = run["training"]
     unseen = run["existence"]["unseen"]
     out = [
-        f"Icons, hit@5 in percent: all {run['lines'][0]['items']:,} of {about['icons']:,} icons, texts and pairs that no training "
-        f"or test query shows;\n`{about['model']}` (one model), {len(body['runs'])} banks of {run['cost']['queries_in_bank']:,} "
+        f"Icons, hit@5 in percent: all {run['lines'][0]['items']:,} of {about['icons']:,} icons, texts and pairs that no "
+        f"training or test query shows;\n`{about['model']}` (one model), {len(body['runs'])} banks of {run['cost']['queries_in_bank']:,} "
         f"of {about['training_queries']:,} training queries, weights chosen on\ntest queries, measured on {unseen['queries']:,} "
         f"validation queries, which no stage has seen ({body['date']}):",
         "",
