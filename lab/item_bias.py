@@ -382,7 +382,15 @@ def measure(folder: Path, training: Path, parts: Sequence[str]) -> dict[str, Any
     return run
 
 
-def candidate_lines(bench: Bench, kept: QueryBank, chosen: QueryBank, model: Genius, rows: Ints, lines: Lines) -> None:
+def candidate_lines(
+    bench: Bench,
+    kept: QueryBank,
+    chosen: QueryBank,
+    model: Genius,
+    rows: Ints,
+    lines: Lines,
+    sizes: Sequence[int] = BANK_SIZES,
+) -> None:
     """Default and codes with and without a bias, banks that an index learns from by their size, and a foreign one."""
     flat = SearchParams(plan="flat")
     engine = bench.engine(kept, chosen, model, rows)
@@ -394,7 +402,7 @@ def candidate_lines(bench: Bench, kept: QueryBank, chosen: QueryBank, model: Gen
         codes = replace(flat, reranker="codes")
         add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
         add("codes, with bias", target, bench.hits(engine, rows, codes, given))
-    for size in BANK_SIZES:
+    for size in sizes:
         bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
         learned = bench.engine(kept, bank, model, rows)
         more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
@@ -510,19 +518,29 @@ def measure_icons(out: Path, seed: int) -> dict[str, Any]:
     engine = bench.engine(kept, chosen, model, rows)
     assert engine.item_bias is not None
     reference = bench.hits(engine, rows, SearchParams(plan="flat", item_bias=False), True)
-    candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, "unseen", len(rows)))
+    sizes: Sequence[int] = BANK_SIZES
+    if seed:
+        sizes = ()
+    candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, "unseen", len(rows)), sizes)
     numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     cost = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(kept)}
     found = existence(bench, kept, chosen, model, ("unseen",))
     return {"numbers": numbers, "cost": cost, "lines": lines, "existence": found, "training": bench.about}
 
 
-def write_icons(features: Path, out: Path, seeds: int) -> None:
-    """Vectors, where there are none yet, and the table of icons."""
+def write_icons(features: Path, out: Path, seeds: Sequence[int]) -> None:
+    """Vectors, where there are none yet, and the table of icons; seeds that the JSON has from this commit are kept."""
     if not (out / "about.json").exists():
         write_icons_vectors(features, out)
-    runs = [measure_icons(out, seed) for seed in range(seeds)]
-    body = {"command": f"python -m lab.item_bias icons --seeds {seeds}", **_made(), "summary": summary(runs), "runs": runs}
+    made = _made()
+    runs = {}
+    if ICONS.exists():
+        before = json.loads(ICONS.read_text(encoding="utf-8"))
+        runs = {run["training"]["seed"]: run for run in before.get("runs", []) if before["commit"] == made["commit"]}
+    for seed in seeds:
+        runs[seed] = measure_icons(out, seed)
+    listed = [runs[seed] for seed in sorted(runs)]
+    body = {"command": "python -m lab.item_bias icons", **made, "summary": summary(listed), "runs": listed}
     ICONS.write_text(_compact(body), encoding="utf-8")
 
 
@@ -845,7 +863,8 @@ def icons_table(body: dict[str, Any]) -> str:
     unseen = run["existence"]["unseen"]
     out = [
         f"Icons, hit@5 in percent: all {run['lines'][0]['items']:,} of {about['icons']:,} icons, texts and pairs that no "
-        f"training or test query shows;\n`{about['model']}` (one model), {len(body['runs'])} banks of {run['cost']['queries_in_bank']:,} "
+        f"training or test query shows;\n`{about['model']}` (one model), {len(body['runs'])} banks of "
+        f"{run['cost']['queries_in_bank']:,} "
         f"of {about['training_queries']:,} training queries, weights chosen on\ntest queries, measured on {unseen['queries']:,} "
         f"validation queries, which no stage has seen ({body['date']}):",
         "",
@@ -926,7 +945,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     icons = commands.add_parser("icons")
     icons.add_argument("features", type=Path)
     icons.add_argument("out", type=Path)
-    icons.add_argument("--seeds", type=int, default=3)
+    icons.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     vectors.add_argument("features", type=Path)
     foreign.add_argument("icons", type=Path)
     for command in (vectors, foreign):
