@@ -68,7 +68,6 @@ RESULT = Path("lab/results/above_dense_fashion.json")
 JUDGED = Path("lab/results/bank_size.json")
 BEAM_QUERIES = 500
 ICONS = Path("lab/results/above_dense_icons.json")
-WORDINGS = Path("lab/results/wordings_fashion.json")
 ROUNDS = 10  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
@@ -541,7 +540,7 @@ def write_icons(features: Path, out: Path, seeds: Sequence[int]) -> None:
         runs[seed] = measure_icons(out, seed)
     listed = [runs[seed] for seed in sorted(runs)]
     body = {"command": "python -m lab.item_bias icons", **made, "summary": summary(listed), "runs": listed}
-    ICONS.write_text(_compact(body), encoding="utf-8")
+    ICONS.write_text(compact(body), encoding="utf-8")
 
 
 def beam_lines(bench: Bench, engine: SearchEngine, rows: Ints, lines: list[dict[str, Any]], seed: int) -> None:
@@ -900,21 +899,6 @@ def bank_sizes_table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def wordings_table(body: dict[str, Any]) -> str:
-    """Markdown of `lab.wordings`."""
-    queries = body["lines"]["training wordings"]["queries"]
-    out = [
-        f"Instructions in words that training never saw (fashion, seed {body['training']['seed']}, {queries} queries, unseen "
-        f"candidates, {body['date']}):",
-        "",
-        "| wording | hit@5 | right modality first |",
-        "|---|---:|---:|",
-    ]
-    for name, line in body["lines"].items():
-        out.append(f"| {name} | {line['hit@5']:.1f} | {line['right_modality_first']:.3f} |")
-    return "\n".join(out)
-
-
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -925,7 +909,6 @@ def write_table() -> None:
     for path, table in (
         (JUDGED, bank_sizes_table),
         (ICONS, icons_table),
-        (WORDINGS, wordings_table),
         (UNTRAINED, untrained_table),
     ):
         if path.exists():
@@ -966,7 +949,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table()
     elif args.command == "sizes":
         body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
-        JUDGED.write_text(_compact(body), encoding="utf-8")
+        JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
         write_icons(args.features, args.out, args.seeds)
     else:
@@ -979,7 +962,7 @@ def _made() -> dict[str, Any]:
     return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
 
 
-def _compact(body: dict[str, Any]) -> str:
+def compact(body: dict[str, Any]) -> str:
     """JSON whose innermost lists and objects stand on one line."""
     text = json.dumps(body, indent=1)
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
@@ -1008,7 +991,7 @@ def write_measured(paths: Sequence[Path], output: Path, parts: Sequence[str], ad
         "summary": summary([runs[seed] for seed in sorted(runs)]),
         "runs": [runs[seed] for seed in sorted(runs)],
     }
-    output.write_text(_compact(body), encoding="utf-8")
+    output.write_text(compact(body), encoding="utf-8")
 
 
 def _joined(before: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from genius.features import Features, check_finite
 from genius.model.assignment import fill_codes
 from genius.model.config import encoder_uri, read_model_config
 from genius.model.embedding import Embedder
+from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
 from genius.model.weight_names import model_fingerprint
@@ -68,6 +69,7 @@ class GraphModel(Embedder):
             raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
+        self._know(KnownInstructions.load(directory))
 
     def __repr__(self) -> str:
         return f"GraphModel({self.source!r}, {self.config.width} wide)"

@@ -269,7 +269,8 @@ class SearchEngine:
         elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
             bias = batch.item_bias.take(batch.modality, found.rows)
             scores = scores - np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias
-        if np.isnan(np.where(found.rows < 0, 0, scores)).any():
+        undefined = np.isnan(scores)
+        if undefined.any() and (undefined & (found.rows >= 0)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
         rows, values = rerank.top_k(found.rows, scores, k)
         return SearchResult(rows, values, found.considered, plan.name)
