@@ -133,46 +133,40 @@ def register_metric(name: str, metric: Metric) -> Metric:
     return metric
 
 
-def per_query(judged: Judged, cutoffs: Sequence[int], ndcg: int = 10) -> dict[str, Floats]:
+def per_query(judged: Judged, cutoffs: Sequence[int]) -> dict[str, Floats]:
     """Every reported metric by name: hit@k, recall@k and registered ones for each k, ndcg@10, mrr@10.
 
     Args:
         judged: Rankings.
         cutoffs: The k of hit@k and recall@k.
-        ndcg: The k of ndcg@k and mrr@k.
     """
     out = {f"{name}@{k}": metric(judged, k) for name, metric in _at_every_cutoff.items() for k in cutoffs}
-    out[f"ndcg@{ndcg}"] = ndcg_at(judged, ndcg)
-    out[f"mrr@{ndcg}"] = reciprocal_rank_at(judged, ndcg)
+    out["ndcg@10"] = ndcg_at(judged, 10)
+    out["mrr@10"] = reciprocal_rank_at(judged, 10)
     return out
 
 
 # -- statistics --------------------------------------------------------------------------------------------------
 
 
-def bootstrap_interval(values: Floats, *, samples: int = 1000, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Bootstrap interval of a mean: percentiles over resampled queries.
+def bootstrap_interval(values: Floats, *, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of a mean: percentiles over resampled queries.
 
     Args:
         values: One per query.
         samples: Number of resamples.
-        level: Confidence level.
         seed: Of the resampling.
     """
-    if len(values) == 0:
-        return (float("nan"), float("nan"))
-    means = _resampled_means([values], samples, seed)
-    return _percentiles(means, level)
+    return bootstrap_interval_of_average([values], samples=samples, seed=seed)
 
 
-def bootstrap_interval_of_average(
-    groups: Sequence[Floats], *, samples: int = 1000, level: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Bootstrap interval of the unweighted average over tasks. Queries are resampled within each task."""
+def bootstrap_interval_of_average(groups: Sequence[Floats], *, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the unweighted average over tasks. Queries are resampled within each task."""
     groups = [g for g in groups if len(g)]
     if not groups:
         return (float("nan"), float("nan"))
-    return _percentiles(_resampled_means(groups, samples, seed), level)
+    low, high = np.quantile(_resampled_means(groups, samples, seed), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _resampled_means(groups: Sequence[Floats], samples: int, seed: int) -> Floats:
@@ -184,11 +178,6 @@ def _resampled_means(groups: Sequence[Floats], samples: int, seed: int) -> Float
             stop = min(start + 64, samples)
             total[start:stop] += values[rng.integers(n, size=(stop - start, n))].mean(1)
     return total / len(groups)
-
-
-def _percentiles(means: Floats, level: float) -> tuple[float, float]:
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return (float(low), float(high))
 
 
 def paired_p_value(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,7 @@ from plain_beam import PlainBeam
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
-from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate
+from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate, methods
 from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
 from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.features import Features
@@ -125,16 +126,16 @@ def run(model: Genius, data: FeatureSet, **changes: object) -> Evaluation:
     return evaluate(model, data, EvalConfig(**values))  # type: ignore[arg-type]
 
 
-def test_dense_equals_faiss(model: Genius, data: FeatureSet) -> None:
-    faiss = pytest.importorskip("faiss", reason="faiss is not installed")
-    found = run(model, data, methods=("dense", "score-fusion"), pools=("universal",), backend="torch")
+def test_dense_equals_faiss(model: Genius, data: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_faiss = run(model, data, methods=("dense",), pools=("local", "universal"))
+    monkeypatch.setattr(methods, "_faiss_block", methods._torch_block)
+    found = run(model, data, methods=("dense", "score-fusion"), pools=("universal",))
     pool, queries = model.embed(data.pool)[1].numpy(), model.embed(data.queries)[1].numpy()
     index = faiss.IndexFlatIP(WIDTH)
     index.add(pool)
     _, rows = index.search(queries, 10)
     for task, own in found.query_rows.items():
         assert np.array_equal(found.runs[task, "dense", "universal"][0], rows[own])
-    by_faiss = run(model, data, methods=("dense",), pools=("local", "universal"), backend="faiss")
     for key, (mine, _) in found.runs.items():
         if key[1] == "dense":
             assert np.array_equal(mine, by_faiss.runs[key][0])

@@ -86,6 +86,21 @@ def test_queries_of_different_modalities_have_their_own_bias() -> None:
     assert np.array_equal(result.rows[1], (z[1] @ vectors.T).argsort(descending=True))
 
 
+def test_one_query_gets_what_it_gets_in_a_batch() -> None:
+    modality = torch.arange(300) % 2
+    z = torch.cat([torch.from_numpy(bank().z), unit(300, 8)])
+    queries = torch.cat([torch.full((400,), TEXT), torch.full((300,), IMAGE)])
+    known = QueryBank.of(z, queries, queries * 0)
+    found = engine(unit(300, 4), modality, bank=known).item_bias
+    assert found is not None
+    asked = np.array([TEXT, IMAGE, -1, 2, TEXT])
+    rows = np.random.default_rng(0).integers(0, 300, (5, 40))
+    together = found.take(asked, rows)
+    assert (together[0] != 0).any() and (together[1] != 0).any() and not together[2:4].any()
+    for place in range(5):
+        assert np.array_equal(found.take(asked[place : place + 1], rows[place : place + 1])[0], together[place])
+
+
 def test_items_added_later_have_the_bias_of_the_formula_and_others_keep_theirs() -> None:
     vectors, known = unit(400, 4), bank()
     first = engine(vectors[:300], torch.zeros(300, dtype=torch.long), bank=known)

@@ -11,6 +11,7 @@ from train_fixtures import small_config, small_data
 
 from genius.model.genius import Genius
 from genius.train import handover, train
+from genius.train.calibration import Searched
 from genius.train.handover import training_queries
 from genius.train.holdout import split
 
@@ -43,3 +44,16 @@ def test_directions_are_equally_frequent_and_held_out_queries_come_first(monkeyp
     assert first.any() and first.tolist() == sorted(first.tolist(), reverse=True)
     assert all(tuple(row.tolist()) in held_out for row in chosen.text[first])
     assert found >= min(30, len(parts.offsets.queries)) * 0.8
+
+
+def test_probabilities_are_fitted_on_all_held_out_queries_up_to_a_limit() -> None:
+    def searched(first: int, count: int) -> Searched:
+        numbers = np.arange(first, first + count)
+        z = np.stack([numbers, numbers], 1).astype(np.float32)
+        return Searched(z, z, numbers, numbers > 3, [[int(number)] for number in numbers])
+
+    found = searched(0, 3).joined(searched(3, 5), 6)
+    assert found.z[:, 0].tolist() == found.modality.tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.positives == [[0], [1], [2], [3], [4], [5]]
+    assert found.has_image.tolist() == [False] * 4 + [True] * 2
+    assert len(searched(0, 3).joined(searched(3, 5), 2).z) == 3  # what is there stays

@@ -226,8 +226,6 @@ class FeatureSet:
         *,
         positives: Mapping[str, Sequence[str]] | None = None,
         pairs: Tensor | None = None,
-        tasks: Mapping[str, int] | None = None,
-        names: Mapping[int, str] | None = None,
     ) -> FeatureSet:
         """Join two published `*_IT_dict.pt` files. Ids come back in M-BEIR's "dataset:number" form.
 
@@ -236,8 +234,6 @@ class FeatureSet:
             pool_pt: File of the candidates.
             positives: Query id -> candidate ids. Unknown ids are an error with a count and an example.
             pairs: (P, 2) rows of queries and positives, in place of `positives`.
-            tasks: Query id -> task id.
-            names: Task id -> name.
         """
         queries, query_ids = read_published(query_pt, QUERIES_PER_DATASET)
         pool, pool_ids = read_published(pool_pt, CANDIDATES_PER_DATASET)
@@ -246,9 +242,8 @@ class FeatureSet:
         if positives is not None:
             pairs = pairs_from_ids(positives, query_ids, pool_ids)
         assert pairs is not None
-        wanted = tasks or {}
-        task_ids = torch.tensor([wanted.get(i, -1) for i in query_ids], dtype=torch.long)
-        return cls(queries, pool, pairs.long(), query_ids, pool_ids, task_ids, dict(names or {}))
+        no_task = torch.full((len(query_ids),), -1, dtype=torch.long)
+        return cls(queries, pool, pairs.long(), query_ids, pool_ids, no_task, {})
 
     def to_published(self, query_pt: str | Path, pool_pt: str | Path) -> None:
         """Write both published files; the ids must have M-BEIR's "dataset:number" form.

@@ -2,7 +2,7 @@
 
 Every result is bound to the pool it was searched in. A task-specific result is searched in that task's pool (its own trie, its
 own beams), never filtered out of the union's: that is bug B1 of the published code. Reads features and models; knows nothing of
-serving. Needs torch and numpy; Faiss is used if present.
+serving. Needs torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
 from genius.evaluate.methods import (
     CodesExhaustive,
     Dense,
-    DenseBackend,
     DenseGivenTarget,
     FeatureFusion,
     Ints,
@@ -73,7 +72,6 @@ class EvalConfig:
     most: int = 0  # items of the likeliest beams that a beam method re-ranks; 0: those of all its beams
     rerank: int | None = None  # budget of the default search; None: the model's own
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
-    backend: DenseBackend = "auto"  # of the exhaustive methods
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
     survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
@@ -257,17 +255,17 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
     out: list[Method] = []
     for name in methods:
         if name == "dense":
-            out.append(Dense(config.backend))
+            out.append(Dense())
         elif name == "dense-given":
-            out.append(DenseGivenTarget(config.backend))
+            out.append(DenseGivenTarget())
         elif name == "score-fusion":
-            out.append(ScoreFusion(config.backend))
+            out.append(ScoreFusion())
         elif name == "feature-fusion":
             if fused is None:
                 raise GeniusError("feature-fusion needs an encoder that fuses, or its features: --fused uniir:blip_ff_large.pth")
-            out.append(FeatureFusion(fused, config.backend))
+            out.append(FeatureFusion(fused))
         elif name == "codes":
-            out.append(CodesExhaustive(config.backend))
+            out.append(CodesExhaustive())
         elif "default" in name:
             search = name.removeprefix("no-decoder-").removesuffix("-no-bias")
             params = replace(SearchParams.of_model(space.model).named(search), **changes)

@@ -2,7 +2,7 @@
 encoder fused. Methods that write IDs are `genius.evaluate.generative`.
 
 Given a pool, a method answers queries with ranked rows; everything else is the harness's business. Exhaustive search is the
-honest ceiling, by Faiss where it is installed, else by torch. Both give the same answer: each proposes a few more than k, the
+ceiling, by Faiss on a CPU and by torch on a GPU. Both give the same answer: each proposes a few more than k, the
 proposals are scored again in double precision, and equal scores are ordered by row. Blocks of the pool are made when they are
 needed, so memory does not grow with N.
 """
@@ -10,11 +10,10 @@ needed, so memory does not grow with N.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from genius.model.quantizer import score_fusion
 
 Ints = npt.NDArray[np.int64]
 HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
-DenseBackend = Literal["auto", "faiss", "torch"]
+EMBEDDED = 4096  # items of a pool that are embedded at a time
 RowBlock = Callable[[int, int], Tensor]
 """block(start, stop) -> (stop - start, D) float32 rows of the pool."""
 
@@ -80,9 +79,7 @@ class Method(Protocol):
 class Space:
     """A model's view of a feature set, computed once and shared by all methods: vectors, codes, positives."""
 
-    def __init__(
-        self, model: Genius, data: FeatureSet, *, half: bool | None = None, target: str = "unknown", chunk: int = 4096
-    ) -> None:
+    def __init__(self, model: Genius, data: FeatureSet, *, target: str = "unknown") -> None:
         self.model = model
         self.data = data
         self.device = model.device
@@ -91,10 +88,8 @@ class Space:
         self.query_score_fusion: Tensor | None = None  # the encoder's own embedding, made when a method needs it
         # vectors of a large pool are kept in fp16, as the published index does, and a very large pool's in host memory
         size = len(data.pool) * model.config.width
-        if half is None:
-            half = size > 2**28
         self.dtype = torch.float32
-        if half:
+        if size > 2**28:
             self.dtype = torch.float16
         self.place = self.device
         if size * self.dtype.itemsize > HELD:
@@ -105,15 +100,15 @@ class Space:
         if target == "given":
             self.target = self.wanted().to(self.device)
 
-    def _embed_pool(self, chunk: int = 4096) -> tuple[Ints, Tensor]:
+    def _embed_pool(self) -> tuple[Ints, Tensor]:
         n = len(self.data.pool)
         codes = np.empty((n, self.model.config.quantizer.levels), np.int64)
         dense = torch.empty(n, self.model.config.width, dtype=self.dtype, device=self.place)
-        for i in range(0, n, chunk):
-            part = self.data.pool[slice(i, i + chunk)]
+        for i in range(0, n, EMBEDDED):
+            part = self.data.pool[slice(i, i + EMBEDDED)]
             z, ranked = self.model.embed(part)
-            codes[i : i + chunk] = self.model.quantizer.encode(z, part.modality.to(self.device)).cpu().numpy()
-            dense[i : i + chunk] = ranked.to(self.dtype)
+            codes[i : i + EMBEDDED] = self.model.quantizer.encode(z, part.modality.to(self.device)).cpu().numpy()
+            dense[i : i + EMBEDDED] = ranked.to(self.dtype)
         return codes, dense
 
     def stored(self, pool: Pool) -> Tensor:
@@ -157,23 +152,12 @@ class Space:
         return out
 
 
-def pick_backend(backend: DenseBackend, device: torch.device) -> Literal["faiss", "torch"]:
-    if backend == "faiss":
-        if importlib.util.find_spec("faiss") is None:
-            raise GeniusError("Faiss is not installed: pip install 'genius-search[eval]'")
-        return "faiss"
-    if backend == "auto" and device.type == "cpu" and importlib.util.find_spec("faiss") is not None:
-        return "faiss"
-    return "torch"
-
-
 def exhaustive(
     queries: Tensor,
     block: RowBlock,
     size: int,
     k: int,
     *,
-    backend: DenseBackend = "auto",
     block_rows: int = 65_536,
     query_rows: int = 1024,
 ) -> tuple[Tensor, Tensor]:
@@ -184,7 +168,7 @@ def exhaustive(
     best_scores = torch.full((n, spare), -torch.inf, device=device)
     best_rows = torch.full((n, spare), -1, dtype=torch.long, device=device)
     search = _torch_block
-    if pick_backend(backend, device) == "faiss":
+    if device.type == "cpu":
         search = _faiss_block
     for start in range(0, size, block_rows):
         vectors = block(start, min(start + block_rows, size)).to(device, torch.float32)
@@ -238,14 +222,14 @@ def _settle(queries: Tensor, block: RowBlock, rows: Tensor, k: int, block_rows: 
     return picked, values.float()
 
 
-def _search(queries: Tensor, block: RowBlock, pool: Pool, k: int, backend: DenseBackend, bytes_per_item: float) -> MethodResult:
+def _search(queries: Tensor, block: RowBlock, pool: Pool, k: int, bytes_per_item: float) -> MethodResult:
     if queries.device.type == "cuda":
-        exhaustive(queries[:1], block, len(pool), k, backend=backend)  # a GPU's first products are slow
+        exhaustive(queries[:1], block, len(pool), k)  # a GPU's first products are slow
         torch.cuda.synchronize()
-    if pick_backend(backend, queries.device) == "faiss":
+    else:
         import faiss  # noqa: F401  # before the clock runs
     start = time.perf_counter()
-    rows, scores = exhaustive(queries, block, len(pool), k, backend=backend)
+    rows, scores = exhaustive(queries, block, len(pool), k)
     ranked = rows.cpu().numpy()
     values = scores.double().cpu().numpy()
     seconds = time.perf_counter() - start
@@ -255,22 +239,18 @@ def _search(queries: Tensor, block: RowBlock, pool: Pool, k: int, backend: Dense
 class Dense:
     """Exhaustive over the vectors that the model re-ranks with: the ceiling of its re-ranking."""
 
-    def __init__(self, backend: DenseBackend = "auto", label: str = "dense") -> None:
-        self.backend = backend
-        self.label = label
+    label = "dense"
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         chosen = space.query_dense[torch.from_numpy(queries).to(space.device)]
         size = space.dense.shape[1] * space.dense.element_size()
-        return _search(chosen, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, self.backend, size)
+        return _search(chosen, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, size)
 
 
 class DenseGivenTarget:
     """The same among the items of the target modality alone: dense search that is given the target, as by a filter."""
 
-    def __init__(self, backend: DenseBackend = "auto", label: str = "dense-given") -> None:
-        self.backend = backend
-        self.label = label
+    label = "dense-given"
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         rows = np.full((len(queries), k), -1, np.int64)
@@ -285,7 +265,7 @@ class DenseGivenTarget:
             if target >= 0:  # -1: positives of several modalities
                 pool_rows = np.flatnonzero(space.modality[pool.rows].numpy() == target)
             target_pool = Pool(pool.name, pool.rows[pool_rows])
-            part = Dense(self.backend).answer(space, target_pool, queries[target_queries], min(k, len(pool_rows)))
+            part = Dense().answer(space, target_pool, queries[target_queries], min(k, len(pool_rows)))
             real = part.rows >= 0
             rows[target_queries, : part.rows.shape[1]] = np.where(real, pool_rows[part.rows.clip(min=0)], -1)
             scores[target_queries, : part.rows.shape[1]] = part.scores
@@ -298,21 +278,18 @@ class DenseGivenTarget:
 class ScoreFusion:
     """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
 
-    def __init__(self, backend: DenseBackend = "auto", label: str = "score-fusion") -> None:
-        self.backend = backend
-        self.label = label
+    label = "score-fusion"
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         chosen = space.score_fusion_queries()[torch.from_numpy(queries).to(space.device)]
-        return _search(chosen, _fused_block(space.data.pool, pool, space.device), pool, k, self.backend, chosen.shape[1] * 4)
+        return _search(chosen, _fused_block(space.data.pool, pool, space.device), pool, k, chosen.shape[1] * 4)
 
 
 class FeatureFusion:
     """Vectors that an encoder fused itself (CLIP-FF, BLIP-FF): a feature set extracted with `--fusion feature`."""
 
-    def __init__(self, features: FeatureSet, backend: DenseBackend = "auto", label: str = "feature-fusion") -> None:
+    def __init__(self, features: FeatureSet, label: str = "feature-fusion") -> None:
         self.features = features
-        self.backend = backend
         self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
@@ -320,7 +297,7 @@ class FeatureFusion:
             raise GeniusError("the feature-fusion features belong to other queries or candidates than this evaluation")
         chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
         block = _fused_block(self.features.pool, pool, space.device)
-        return _search(score_fusion(chosen), block, pool, k, self.backend, self.features.pool.width * 4)
+        return _search(score_fusion(chosen), block, pool, k, self.features.pool.width * 4)
 
 
 def _fused_block(features: Features, pool: Pool, device: torch.device) -> RowBlock:
@@ -331,9 +308,7 @@ def _fused_block(features: Features, pool: Pool, device: torch.device) -> RowBlo
 class CodesExhaustive:
     """Every item by its codes' reconstruction: no vector is stored, nothing is decoded. The ceiling of the codes."""
 
-    def __init__(self, backend: DenseBackend = "auto", label: str = "codes") -> None:
-        self.backend = backend
-        self.label = label
+    label = "codes"
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         quantizer = space.model.quantizer
@@ -343,7 +318,7 @@ class CodesExhaustive:
             return F.normalize(quantizer.decode(codes[a:b].to(space.device)).float(), dim=1)
 
         chosen = space.query_z[torch.from_numpy(queries).to(space.device)]
-        return _search(chosen, block, pool, k, self.backend, code_bits(space.model.config.quantizer.level_sizes) / 8)
+        return _search(chosen, block, pool, k, code_bits(space.model.config.quantizer.level_sizes) / 8)
 
 
 def code_bits(level_sizes: tuple[int, ...]) -> int:

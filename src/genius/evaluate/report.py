@@ -37,10 +37,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def percent(value: float | None) -> str:
     if value is None or np.isnan(value):
         return "–"
-    return f"{100 * value:.{digits}f}"
+    return f"{100 * value:.1f}"
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------
@@ -190,7 +190,6 @@ def write_report(
     *,
     title: str,
     command: str = "",
-    runs: bool = True,
 ) -> dict[str, str]:
     """Write results.md, results.json, runs/ and qrels/ (TREC format).
 
@@ -200,7 +199,6 @@ def write_report(
         data: The features that were evaluated.
         title: Of the report.
         command: The command line to name in it.
-        runs: Whether to write runs/ and qrels/.
 
     Returns:
         Name of a part -> where it was written.
@@ -209,12 +207,9 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "results.md").write_text(markdown(evaluation, title=title, command=command), encoding="utf-8")
     (directory / "results.json").write_text(json.dumps(evaluation.to_json(), indent=1) + "\n", encoding="utf-8")
-    paths = {"markdown": str(directory / "results.md"), "json": str(directory / "results.json")}
-    if runs:
-        _write_trec(evaluation, directory, data)
-        paths["runs"] = str(directory / "runs")
-        paths["qrels"] = str(directory / "qrels")
-    return paths
+    _write_trec(evaluation, directory, data)
+    names = {"markdown": "results.md", "json": "results.json", "runs": "runs", "qrels": "qrels"}
+    return {part: str(directory / name) for part, name in names.items()}
 
 
 def _write_trec(evaluation: Evaluation, directory: Path, data: FeatureSet) -> None:

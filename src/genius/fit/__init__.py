@@ -116,7 +116,6 @@ def fit_collection(
     encoder_uri: str | None = None,
     config: FitConfig | None = None,
     say: Say | None = None,
-    quiet: bool = True,
 ) -> Fit:
     """Fit a model to a collection's features.
 
@@ -127,7 +126,6 @@ def fit_collection(
         encoder_uri: Its URI, which the model's config names.
         config: Sizes and steps.
         say: Called with one line per step of the fit.
-        quiet: No progress of the decoder's steps.
 
     Raises:
         GeniusError: If there is no item.
@@ -137,7 +135,7 @@ def fit_collection(
     features.check()
     fusion = sum_fusion(features)
     z = fused_vectors(fusion, features)
-    return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say, quiet)
+    return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say)
 
 
 def fit_vectors(
@@ -149,7 +147,6 @@ def fit_vectors(
     encoder_uri: str | None,
     config: FitConfig | None = None,
     say: Say | None = None,
-    quiet: bool = True,
 ) -> Fit:
     """Fit a model to vectors z (N, D) of items that `fusion` has made, and their modalities (N,).
 
@@ -173,7 +170,7 @@ def fit_vectors(
     if learn is not None:
         offsets = synthetic_query_offsets(learn, fused_vectors(fusion, learn.features), z, modality)
     tell(f"decoder: {config.steps} steps")
-    decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config, quiet)
+    decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config)
     body = GeniusConfig(
         fusion=fusion.config,
         quantizer=quantizer.config,
@@ -290,7 +287,7 @@ def synthetic_query_offsets(queries: SyntheticQueries, query_z: Tensor, z: Tenso
     return Offsets(query_z[known] - z[rows], z[rows], modality[rows], queries.tasks[known])
 
 
-def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig, quiet: bool) -> Generator:
+def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfig, config: FitConfig) -> Generator:
     no_vectors = frozen.pool[:0]
     no_mask = torch.zeros(0, dtype=torch.bool)
     no_features = Features(no_vectors, no_vectors, no_mask, no_mask)
@@ -299,7 +296,7 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
     stage = GeneratorStage(no_data, frozen, None, quantizer, shape, loop, config.seed)
     stage.generator.codebook_head.residual_shift.requires_grad_(False)  # no correction of the similarity: it stays zero
     with tempfile.TemporaryDirectory() as folder:
-        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=quiet), config.seed, RunConfig(patience=0))
+        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=True), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)
     return stage.generator.eval()
 

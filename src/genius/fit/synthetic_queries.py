@@ -7,7 +7,7 @@ of the collection's own. Knows items and an encoder; nothing of files or models.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,16 +62,13 @@ class SyntheticQueries:
         return self.take(order[half:]), self.take(order[:half])
 
 
-def synthesize_queries(
-    encoder: Encoder, items: Sequence[Item], seed: int = 0, on_progress: Callable[[int], None] | None = None
-) -> SyntheticQueries:
+def synthesize_queries(encoder: Encoder, items: Sequence[Item], seed: int = 0) -> SyntheticQueries:
     """Make synthetic queries from some items and encode them.
 
     Args:
         encoder: Of the collection.
         items: The rows of the collection that queries are made from.
         seed: Of everything random.
-        on_progress: Called with the number of queries that were encoded.
     """
     rng = random.Random(seed)
     queries: list[Query] = []
@@ -93,7 +90,7 @@ def synthesize_queries(
     for row, image in _crops(items, rng):
         queries.append(Query(image=image))
         labels.append((row, int(items[row].modality), IMAGE))
-    features = encode_queries(encoder, queries, batch_size=32, on_progress=on_progress)
+    features = encode_queries(encoder, queries, batch_size=32)
     positives, targets, tasks = torch.tensor(labels, dtype=torch.long).view(-1, 3).unbind(1)
     queries.clear()
     give_back(LARGE)  # the crops: else the memory of the fit comes on top of them

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,16 @@ class Hits(list[Hit]):
     target: Modality | None = None  # what was looked for: the target of the query, or the default one; None: every modality
     fusion: dict[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
     why: str | None = None  # where nothing was found: why, and what to do
+
+    def having(self, hits: Iterable[Hit]) -> Hits:
+        """Other hits of the same search, with what is known of it.
+
+        Args:
+            hits: In place of these.
+        """
+        out = Hits(hits)
+        vars(out).update(vars(self))
+        return out
 
     def _repr_html_(self) -> str:
         """A grid of pictures, in a notebook."""
@@ -120,13 +130,7 @@ class Hits(list[Hit]):
         if self and not having:
             raise GeniusError(f"no hit has the field {field!r}")
         having.sort(key=lambda hit: hit.item.metadata[field], reverse=descending)
-        out = Hits(having + [hit for hit in self if hit.item.metadata.get(field) is None])
-        out.answerable = self.answerable
-        out.plan = self.plan
-        out.considered = self.considered
-        out.fusion = self.fusion
-        out.why = self.why
-        return out
+        return self.having(having + [hit for hit in self if hit.item.metadata.get(field) is None])
 
     @property
     def doubtful(self) -> bool:

@@ -570,11 +570,7 @@ def probable(hits: Hits, least: float | None) -> Hits:
         raise GeniusError("min_probability needs a model with calibrated probabilities: this one, or this search, has none")
     if hits.answerable >= least:
         return hits
-    nothing = Hits()
-    nothing.answerable = hits.answerable
-    nothing.plan = hits.plan
-    nothing.considered = hits.considered
-    nothing.target = hits.target
+    nothing = hits.having([])
     nothing.why = f"nothing like that here: an answer exists with a probability of {hits.answerable:.2f}, below {least:g}"
     return nothing
 
@@ -592,12 +588,7 @@ def apart(hits: Hits, k: int) -> Hits:
         if len(chosen) >= k:
             break
     others = [place for place in range(len(hits)) if place not in set(chosen)]  # where there are too few subtrees
-    out = Hits(hits[place] for place in sorted((chosen + others)[:k]))
-    out.answerable = hits.answerable
-    out.plan = hits.plan
-    out.considered = hits.considered
-    out.target = hits.target
-    return out
+    return hits.having(hits[place] for place in sorted((chosen + others)[:k]))
 
 
 def why_nothing(target: Modality | None, request: SearchRequest, counts: Mapping[str, int]) -> str:

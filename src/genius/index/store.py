@@ -49,10 +49,13 @@ class _Opened:
 
         self.folder = folder
         self.view = None
-        path = view
-        if not isinstance(view, Path):
+        if isinstance(view, Path):
+            path = view
+        else:
             self.view = view
             path = Path(view.name)
+        if not table_folder(path).is_dir():  # LanceDB would make a folder here, where a swap is about to rename one to
+            raise Vanished(f"cannot open the index {folder}: its table is gone, or is being replaced")
         with database_errors(f"open the index {folder}"):
             self.database: Any = lancedb.connect(path)
             self.table: Any = self.database.open_table(TABLE)  # for the writer

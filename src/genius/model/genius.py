@@ -24,6 +24,7 @@ from genius.files import write_whole
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
+from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
@@ -64,6 +65,7 @@ class Genius(Embedder):
         source: where it was loaded from, so that an index can find its model again.
         knows: how closely its codes describe the items it was made from.
         queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
+        instructions: those it was trained with (`genius.model.known_instructions`), into which others are put; None: not known.
 
     Examples:
         >>> from genius import Genius, Item, Query
@@ -227,6 +229,8 @@ class Genius(Embedder):
             save_knows(directory, self.knows)
         if self.queries is not None:
             self.queries.save(directory)
+        if self.instructions is not None:
+            self.instructions.save(directory)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None, **options: Any) -> str:
@@ -304,6 +308,7 @@ class Genius(Embedder):
         model.source = str(source)
         model.knows = load_knows(directory)
         model.queries = QueryBank.load(directory, config.width)
+        model._know(KnownInstructions.load(directory))
         return model.to(device)
 
     def _try(self, directory: Path) -> None:

@@ -3,6 +3,8 @@
 - Cells are spherical k-means of the vectors; an item belongs to the nearest cell *in the original space*.
 - Codes describe the residual x - mean(cell), after x -> A x with A = C^(1/2), C = E[q q^T] of queries, and a rotation (OPQ): the
   quantization error counts where queries look. Queries see A^-T q, so inner products stay what they were.
+- Where queries are known, codes are chosen once more: the error of an item counts `DIRECTION_WEIGHT` times along the mean of the
+  queries that are nearest to it, which are the ones that may find it.
 - A search ranks cells by q . mean(cell) and scans the codes in the best ones, best cell first. Faiss looks 32 codes up at a time
   in registers (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors
   costs less.
@@ -29,11 +31,15 @@ CODE_VALUES = 1 << CODE_BITS
 WIDTH_PER_CODE = 8  # dimensions per code of wide vectors: 48 bytes at 768
 MOST_CODES = 256  # sums of that many looked-up bytes fit in 16 bits
 PACKED = 32  # codes that are scanned together
+LIST_BY_LIST = 11  # Faiss' way to scan lists in the order in which they are given, with a reservoir of the best
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
 CODE_SAMPLE = 40_000  # residuals that product codes are fitted to
 ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
+NEAREST_QUERIES = 16  # whose mean is the direction from which an item is asked for
+DIRECTION_WEIGHT = 4.0  # of the squared error in that direction, against 1 in all directions
+SWEEPS = 2  # times that every code of an item is chosen again, the others given
 SEED = 1
 BLOCK = 16_384  # vectors that are assigned to cells together
 
@@ -58,13 +64,14 @@ class Cells:
         self._parameters: dict[int, Any] = {}  # of unfiltered searches, by cells probed
 
     @classmethod
-    def build(cls, vectors: Vectors, rows: Ints, metric: Floats | None) -> Cells:
+    def build(cls, vectors: Vectors, rows: Ints, metric: Floats | None, queries: Floats | None = None) -> Cells:
         """Fit cells and codes to the vectors of some rows.
 
         Args:
             vectors: By row.
             rows: (n,) of one modality, ascending.
             metric: (D, D) C = E[q q^T] of queries; None: the identity.
+            queries: (m, D) that want this modality; None: nothing is known of them.
         """
         count = max(1, int(4 * len(rows) ** 0.5) // 64) * 64
         generator = np.random.default_rng(SEED)
@@ -85,29 +92,27 @@ class Cells:
         nearest = faiss.IndexFlatIP(width)
         nearest.add(centroids)
         cell = np.empty(len(rows), np.int64)
-        means = np.zeros((count, width), np.float64)
+        sums = np.zeros((count, width), np.float64)
         for first, block in _blocks(vectors, rows):
             own = nearest.search(block, 1)[1][:, 0]
             cell[first : first + len(block)] = own
-            _add_by_cell(means, own, block)
+            _add_by_cell(sums, own, block)
         sizes = np.bincount(cell, minlength=count)
-        means = np.where(sizes[:, None] > 0, means / np.maximum(sizes, 1)[:, None], centroids).astype(np.float32)
+        means: Floats = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centroids).astype(np.float32)
         root, inverse = _roots(_mixed(metric, sample), width)
         residuals = (sample - means[cell[chosen]])[generator.permutation(len(sample))[:CODE_SAMPLE]] @ root
         rotation, codebooks = _fit_codes(np.ascontiguousarray(residuals), width)
         item_transform = np.ascontiguousarray(root @ rotation.T)
-        quantizer = _product_quantizer(codebooks)
-        codes = np.empty((len(rows), quantizer.code_size), np.uint8)
+        query_transform = np.ascontiguousarray(inverse @ rotation.T)
+        encoder = ProductEncoder(means, item_transform, query_transform, codebooks, queries)
+        codes = np.empty((len(rows), encoder.quantizer.code_size), np.uint8)
         for first, block in _blocks(vectors, rows):
-            own = cell[first : first + len(block)]
-            codes[first : first + len(block)] = quantizer.compute_codes(
-                np.ascontiguousarray((block - means[own]) @ item_transform)
-            )
+            codes[first : first + len(block)] = encoder.codes(block, cell[first : first + len(block)])
         order = np.argsort(cell, kind="stable")
         arrays: dict[str, NDArray[Any]] = {
             "means": means,
             "item_transform": item_transform,
-            "query_transform": inverse @ rotation.T,
+            "query_transform": query_transform,
             "codebooks": codebooks,
             "codes": codes[order],
             "rows": rows[order],
@@ -136,6 +141,7 @@ class Cells:
         unpacked.ntotal = len(rows)
         packed = faiss.IndexIVFPQFastScan(unpacked, PACKED)
         packed.own_fields = True
+        packed.implem = LIST_BY_LIST  # its own choice sorts lists by their numbers, for batches that share many
         nowhere.this.disown()
         return packed
 
@@ -167,17 +173,23 @@ class Cells:
         lists.resize(cell, 0)
         lists.add_entries(cell, len(rows), faiss.swig_ptr(np.ascontiguousarray(rows)), faiss.swig_ptr(packed))
 
-    def extended(self, vectors: Vectors, rows: Ints) -> Cells:
-        """These items and those of more rows, coded by the same cells and codebooks; these stay as they are."""
+    def extended(self, vectors: Vectors, rows: Ints, queries: Floats | None = None) -> Cells:
+        """These items and those of more rows, coded by the same cells and codebooks; these stay as they are.
+
+        Args:
+            vectors: By row.
+            rows: (n,) that are added.
+            queries: (m, D), those that the cells were built with; None: none.
+        """
         nearest = faiss.IndexFlatIP(self.width)
         nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
-        quantizer = _product_quantizer(self.codebooks)
+        encoder = ProductEncoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
             own = nearest.search(block, 1)[1][:, 0]
             cells.append(own)
-            codes.append(quantizer.compute_codes(np.ascontiguousarray((block - self.means[own]) @ self.item_transform)))
+            codes.append(encoder.codes(block, own))
         cell_of_row = np.concatenate(cells)
         code_of_row = np.concatenate(codes)
         grown = object.__new__(Cells)
@@ -262,6 +274,94 @@ class Cells:
         packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
         others = (self.means, self.item_transform, self.query_transform, self.codebooks)
         return packed + 8 * len(self) + sum(int(array.nbytes) for array in others)
+
+
+class ProductEncoder:
+    """Codes of vectors whose cells are known.
+
+    Args:
+        means: (cells, D).
+        item_transform: (D, D).
+        query_transform: (D, D).
+        codebooks: (S, 16, D / S).
+        queries: (m, D) that want these items; None, or fewer than `NEAREST_QUERIES`: each code is the nearest one.
+    """
+
+    def __init__(
+        self, means: Floats, item_transform: Floats, query_transform: Floats, codebooks: Floats, queries: Floats | None
+    ) -> None:
+        self.means = means
+        self.item_transform = item_transform
+        self.codebooks = codebooks
+        self.quantizer = _product_quantizer(codebooks)
+        self.bank = faiss.IndexFlatIP(means.shape[1])
+        if queries is not None and len(queries) >= NEAREST_QUERIES:
+            self.bank.add(np.ascontiguousarray(queries, np.float32))
+            self.transformed_queries: Floats = queries @ query_transform
+
+    def codes(self, vectors: Floats, cell: Ints) -> NDArray[np.uint8]:
+        """Vectors (n, D) of the cells (n,) -> (n, S / 2), two codes in a byte."""
+        residuals = np.ascontiguousarray((vectors - self.means[cell]) @ self.item_transform, np.float32)
+        packed: NDArray[np.uint8] = self.quantizer.compute_codes(residuals)
+        if not self.bank.ntotal:
+            return packed
+        codes = _unpacked(packed, len(self.codebooks))
+        return _packed(directed_codes(codes, self.codebooks, residuals, self.directions(vectors)))
+
+    def directions(self, vectors: Floats) -> Floats:
+        """(n, D) of length 1: where the queries lie, transformed, that are nearest to each vector."""
+        nearest = self.bank.search(np.ascontiguousarray(vectors), NEAREST_QUERIES)[1]
+        total: Floats = np.zeros(vectors.shape, np.float32)
+        for place in range(NEAREST_QUERIES):
+            total += self.transformed_queries[nearest[:, place]]
+        total /= np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+        return total
+
+
+def directed_codes(codes: Ints, codebooks: Floats, residuals: Floats, directions: Floats) -> Ints:
+    """Choose codes again, to leave a smaller |e|^2 + `DIRECTION_WEIGHT` (e . direction)^2 (coordinate descent).
+
+    Args:
+        codes: (n, S), changed in place.
+        codebooks: (S, K, D / S).
+        residuals: (n, D) that the codes describe, with an error e.
+        directions: (n, D) of length 1.
+
+    Returns:
+        `codes`.
+    """
+    item = np.arange(len(codes))
+    subspaces, _, part = codebooks.shape
+    along = np.zeros(len(codes), np.float32)  # e . direction of each item
+    projections = []
+    distances = []
+    for place, codebook in enumerate(codebooks):
+        own = slice(place * part, (place + 1) * part)
+        projection = directions[:, own] @ codebook.T  # (n, 16) of each code on the direction
+        along += (residuals[:, own] * directions[:, own]).sum(1) - projection[item, codes[:, place]]
+        projections.append(projection)
+        distances.append((codebook**2).sum(1) - 2 * residuals[:, own] @ codebook.T)
+    for _ in range(SWEEPS):
+        for place in range(subspaces):
+            projection = projections[place]
+            if_chosen = (along + projection[item, codes[:, place]])[:, None] - projection
+            codes[:, place] = (distances[place] + DIRECTION_WEIGHT * if_chosen**2).argmin(1)
+            along = if_chosen[item, codes[:, place]]
+    return codes
+
+
+def _unpacked(codes: NDArray[np.uint8], subspaces: int) -> Ints:
+    """(n, bytes), two codes in each -> (n, S)."""
+    out = np.empty((len(codes), codes.shape[1], 2), np.int64)
+    out[:, :, 0] = codes & (CODE_VALUES - 1)
+    out[:, :, 1] = codes >> CODE_BITS
+    return out.reshape(len(codes), -1)[:, :subspaces]
+
+
+def _packed(codes: Ints) -> NDArray[np.uint8]:
+    """(n, S) -> (n, bytes), two codes in each."""
+    padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return (padded[:, 0::2] | (padded[:, 1::2] << CODE_BITS)).astype(np.uint8)
 
 
 def _blocks(vectors: Vectors, rows: Ints) -> Iterator[tuple[int, Floats]]:

@@ -224,9 +224,7 @@ class SearchEngine:
                 collection lacks what the plan or the re-ranker needs.
         """
         params = params or SearchParams()
-        batch = self._batch(z, k, dense, target, allowed)
-        if params.item_bias and modality is not None and self.item_bias is not None:
-            batch = replace(batch, modality=as_numpy(modality).astype(np.int64), item_bias=self.item_bias)
+        batch = self._batch(z, k, dense, target, allowed, modality if params.item_bias else None)
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
             return self._ranked(batch, Candidates.empty(len(batch)), k, params, plan)
@@ -271,7 +269,8 @@ class SearchEngine:
         elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
             bias = batch.item_bias.take(batch.modality, found.rows)
             scores = scores - np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias
-        if np.isnan(np.where(found.rows < 0, 0, scores)).any():
+        undefined = np.isnan(scores)
+        if undefined.any() and (undefined & (found.rows >= 0)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
         rows, values = rerank.top_k(found.rows, scores, k)
         return SearchResult(rows, values, found.considered, plan.name)
@@ -347,7 +346,7 @@ class SearchEngine:
 
     # -- input -------------------------------------------------------------------------------------------------
 
-    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any) -> QueryBatch:
+    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any, modality: Any = None) -> QueryBatch:
         """Queries, checked."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise GeniusError(f"k must be at least 1, got {k!r}")
@@ -357,7 +356,11 @@ class SearchEngine:
             compared = self._vectors(dense, "dense")
         if len(compared) != len(z):
             raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")
-        return QueryBatch(z, compared, self._target(target, len(z)), None, self._allowed(allowed, len(z)))
+        known = self._target(target, len(z))
+        visible = self._allowed(allowed, len(z))
+        if modality is None or self.item_bias is None:
+            return QueryBatch(z, compared, known, None, visible)
+        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), self.item_bias)
 
     def _vectors(self, vectors: Any, name: str) -> Floats:
         shape = getattr(vectors, "shape", None)

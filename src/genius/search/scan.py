@@ -34,7 +34,7 @@ from genius.search.vectors import Vectors
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
     from genius.search.cells import Cells, RowSelector
 
-FORMAT = "genius-scan-3"
+FORMAT = "genius-scan-4"
 META = "scan.json"
 ARRAYS = "scan.safetensors"
 
@@ -55,9 +55,9 @@ EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = 0.15  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
-PROBED = 160  # cells that are scanned for ten hits, at least
-REFINED = 250  # vectors compared for one hit, beyond itself; they grow with the root of k
-EFFORT = 2_000  # `SearchParams.rerank` at which the budgets below hold; they grow and shrink with it
+PROBED = 180  # cells that are scanned for ten hits, at least
+REFINED = 200  # vectors compared for one hit, beyond itself; they grow with the root of k
+EFFORT = 2_000  # `SearchParams.rerank` at which these budgets hold; they grow and shrink with it
 
 
 def compared_whole(items: int) -> bool:
@@ -223,11 +223,10 @@ class ScanIndex:
                 few[modality] = rows
                 continue
             metric = None
-            queries = np.empty((0, vectors.width), np.float32)
             if bank is not None:
                 metric = bank.metric(modality)
-                queries = bank.z[bank.target == modality]
-            own = Cells.build(vectors, rows, metric)
+            queries = _queries_of(bank, modality, vectors.width)
+            own = Cells.build(vectors, rows, metric, queries)
             effort = calibrated_effort(own, vectors, rows, queries)
             if effort is None:
                 few[modality] = rows
@@ -236,8 +235,13 @@ class ScanIndex:
             efforts[modality] = effort
         return cls(cells, efforts, few, len(collection))
 
-    def extended(self, collection: Collection) -> ScanIndex | None:
-        """This index with the rows that the collection has beyond it; None: it has outgrown the fit, build anew."""
+    def extended(self, collection: Collection, bank: Queries | None = None) -> ScanIndex | None:
+        """This index with the rows that the collection has beyond it; None: it has outgrown the fit, build anew.
+
+        Args:
+            collection: Its first rows are those of this index.
+            bank: The queries that this index was built with.
+        """
         vectors = collection.vectors
         if vectors is None or len(collection) < self.rows:
             return None
@@ -245,7 +249,7 @@ class ScanIndex:
         few = dict(self.few)
         for modality, rows in _rows_by_modality(collection, self.rows):
             if modality in cells:
-                cells[modality] = cells[modality].extended(vectors, rows)
+                cells[modality] = cells[modality].extended(vectors, rows, _queries_of(bank, modality, vectors.width))
                 if len(cells[modality]) > OUTGROWN * cells[modality].fitted:
                     return None
             else:
@@ -357,6 +361,14 @@ def _checked(arrays: dict[str, NDArray[Any]], total: int) -> dict[str, NDArray[A
     return arrays
 
 
+def _queries_of(bank: Queries | None, modality: int, width: int) -> Floats:
+    """(m, D) of a bank that want a modality; none without a bank."""
+    if bank is None:
+        return np.empty((0, width), np.float32)
+    queries: Floats = bank.z[bank.target == modality]
+    return queries
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -436,7 +448,7 @@ class Scan:
 
     def _made(self) -> ScanIndex:
         if self._before is not None:
-            extended = self._before.prepare().extended(self.collection)
+            extended = self._before.prepare().extended(self.collection, self.bank)
             if extended is not None:
                 return extended
             return ScanIndex.build(self.collection, self.bank)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # it knows collections, which know nothing of these types
     from genius.search.item_bias import ItemBias
 
 MODALITIES = 3
+MINUS_ONE_AT = -np.eye(MODALITIES + 1, MODALITIES, dtype=np.float32)  # by query modality; the last: of an unknown one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,14 @@ class QueryBatch:
         """
         if item_modality is None or not self.has_prior:
             return None
-        of_item = item_modality.take(rows)
         total = None
         if self.modality_log_probs is not None:
+            of_item = item_modality.take(rows)
             of_query = np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs)  # (Q, 3)
             total = of_query[np.arange(len(self))[:, None], of_item]
         if self.item_bias is None or self.modality is None:
             return total
-        bias = self.item_bias.take(self.modality, rows, of_item)
+        bias = self.item_bias.take(self.modality, rows)
         if total is None:
             return -bias
         return total - bias
@@ -86,7 +87,7 @@ class QueryBatch:
         if self.modality_log_probs is not None:
             out[:, :MODALITIES] = np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs)
         if self.item_bias is not None and self.modality is not None:
-            out[:, MODALITIES:] = -(self.modality[:, None] == np.arange(MODALITIES)).astype(np.float32)
+            out[:, MODALITIES:] = MINUS_ONE_AT[self.modality]
         return out
 
     def allowed_for(self, query: int) -> NDArray[np.bool_] | None:

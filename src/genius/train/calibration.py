@@ -20,6 +20,7 @@ from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine, SearchParams
 
 FEWEST_QUERIES = 40  # below that nothing can be calibrated
+MOST_QUERIES = 4000  # that are searched for it
 POOL_SHARES = (1.0, 0.3, 0.1)  # of the pool that is searched: an index may be smaller than what the model was trained on
 
 
@@ -43,12 +44,15 @@ class ResultLists(NamedTuple):
         return cls(*(torch.cat(parts) for parts in zip(*lists, strict=True)))
 
 
-def calibrate(model: Genius, held_out: FeatureSet | None) -> tuple[dict[str, Any], dict[str, float]]:
+def calibrate(
+    model: Genius, held_out: FeatureSet | None, further: FeatureSet | None = None
+) -> tuple[dict[str, Any], dict[str, float]]:
     """Fit probabilities for each re-ranking.
 
     Args:
         model: The trained model, with its query bank.
         held_out: Queries that no stage trained on and that are not in the bank; None or too few: nothing is fitted.
+        further: More held-out queries over the same pool, which may be in the bank: one of thousands moves no bias by much.
 
     Returns:
         Weights per re-ranking, as a model's config keeps them, and how well they do on the whole pool.
@@ -56,6 +60,8 @@ def calibrate(model: Genius, held_out: FeatureSet | None) -> tuple[dict[str, Any
     if held_out is None or len(held_out.queries) < FEWEST_QUERIES or len(held_out.pool) <= DEPTH:
         return {}, {}
     queries = Searched.of(model, held_out)
+    if further is not None and further.pool_ids == held_out.pool_ids:
+        queries = queries.joined(Searched.of(model, further), MOST_QUERIES)
     pool, dense = model.embed(held_out.pool)
     codes = model.quantizer.encode(pool, held_out.pool.modality.to(model.device)).cpu().numpy()
     modality = held_out.pool.modality.cpu().numpy()
@@ -96,6 +102,17 @@ class Searched(NamedTuple):
         modality = data.queries.modality.cpu().numpy()
         has_image = data.queries.image_mask.cpu().numpy()
         return cls(z.float().cpu().numpy(), dense.float().cpu().numpy(), modality, has_image, data.positives())
+
+    def joined(self, others: Searched, most: int) -> Searched:
+        """These and the first of the others, at most so many in all."""
+        count = max(0, most - len(self.z))
+        return Searched(
+            z=np.concatenate([self.z, others.z[:count]]),
+            dense=np.concatenate([self.dense, others.dense[:count]]),
+            modality=np.concatenate([self.modality, others.modality[:count]]),
+            has_image=np.concatenate([self.has_image, others.has_image[:count]]),
+            positives=[*self.positives, *others.positives[:count]],
+        )
 
 
 def part_of_pool(count: int, positives: Sequence[Sequence[int]], share: float) -> NDArray[np.int64]:
