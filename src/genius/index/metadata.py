@@ -139,7 +139,7 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
                     f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
                 )
         added = [key for key in field_types if key not in columns]
-        if len(columns) + len(added) > MAX_KEYS:
+        if added and len(columns) + len(added) > MAX_KEYS:
             conflicts[item_id] = f"item {item_id!r}: an index may have {MAX_KEYS} metadata keys, {added[0]!r} would be one more"
         if item_id not in conflicts:
             for key in added:
