@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import io
 import math
-import multiprocessing
 import re
 import sys
 import threading
@@ -444,6 +443,8 @@ class PictureWorkers:
     def __init__(self, count: int, shrink: Shrink) -> None:
         self.count = count
         self.shrink = shrink
+        import multiprocessing
+
         # spawned, not forked: a fork of a process with threads or a GPU may hang
         self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
