@@ -527,17 +527,17 @@ def measure_icons(out: Path, seed: int) -> dict[str, Any]:
     return {"numbers": numbers, "cost": cost, "lines": lines, "existence": found, "training": bench.about}
 
 
-def write_icons(features: Path, out: Path, seeds: Sequence[int]) -> None:
-    """Vectors, where there are none yet, and the table of icons; seeds that the JSON has from this commit are kept."""
+def write_icons(features: Path, out: Path, seeds: Sequence[int], before: Sequence[Path]) -> None:
+    """The table of icons: seeds that are measured now, and those of JSON files that were written before."""
     if not (out / "about.json").exists():
         write_icons_vectors(features, out)
     made = _made()
     runs = {}
-    if ICONS.exists():
-        before = json.loads(ICONS.read_text(encoding="utf-8"))
-        runs = {run["training"]["seed"]: run for run in before.get("runs", []) if before["commit"] == made["commit"]}
+    for file in before:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        runs |= {run["training"]["seed"]: {"commit": body["commit"], **run} for run in body["runs"]}
     for seed in seeds:
-        runs[seed] = measure_icons(out, seed)
+        runs[seed] = {"commit": made["commit"], **measure_icons(out, seed)}
     listed = [runs[seed] for seed in sorted(runs)]
     body = {"command": "python -m lab.item_bias icons", **made, "summary": summary(listed), "runs": listed}
     ICONS.write_text(compact(body), encoding="utf-8")
@@ -928,7 +928,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     icons = commands.add_parser("icons")
     icons.add_argument("features", type=Path)
     icons.add_argument("out", type=Path)
-    icons.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    icons.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    icons.add_argument("--add", type=Path, nargs="*", default=[], help="JSON files of seeds that were measured before")
     vectors.add_argument("features", type=Path)
     foreign.add_argument("icons", type=Path)
     for command in (vectors, foreign):
@@ -951,7 +952,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
         JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
-        write_icons(args.features, args.out, args.seeds)
+        write_icons(args.features, args.out, args.seeds, args.add)
     else:
         write_measured(args.runs, args.output, args.parts.split(","), args.add)
 
