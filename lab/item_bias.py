@@ -532,7 +532,7 @@ def write_icons(features: Path, out: Path, seeds: Sequence[int], before: Sequenc
     if not (out / "about.json").exists():
         write_icons_vectors(features, out)
     made = _made()
-    runs = {}
+    runs: dict[int, dict[str, Any]] = {}
     for file in before:
         body = json.loads(file.read_text(encoding="utf-8"))
         runs |= {run["training"]["seed"]: {"commit": body["commit"], **run} for run in body["runs"]}
