@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, mean_similarity, shrink
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, limits, mean_similarity, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
@@ -402,14 +402,14 @@ def candidate_lines(
         add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
         add("codes, with bias", target, bench.hits(engine, rows, codes, given))
     for size in sizes:
-        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
+        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows], limits(chosen))
         learned = bench.engine(kept, bank, model, rows)
         more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
         add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
     if bench.foreign is not None:
         fits = fitting(bench.foreign, kept, bench.items, bench.modality)
         for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
-            bank = shrink(bank, bench.items[rows], bench.modality[rows])
+            bank = shrink(bank, bench.items[rows], bench.modality[rows], limits(chosen))
             more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
             hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
             add(f"foreign bank, {name}", "unknown", hits, **more)
