@@ -762,9 +762,7 @@ def tables(body: dict[str, Any]) -> str:
         out[0] += f"\nBeams: a `{body['changes']['model.decoder']}` decoder, {decoder}; {BEAM_QUERIES:,} queries."
     for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
         own = [line for line in lines if line["candidates"] == candidates]
-        items = runs[0]["lines"][0]["items"]
-        if candidates == "all":
-            items = runs[0]["training"]["products"] * 3
+        items = next(line["items"] for line in runs[0]["lines"] if line["candidates"] == candidates)
         out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---:|---|" + "---:|" * len(tasks))
         for line in own:
@@ -786,7 +784,7 @@ def tables(body: dict[str, Any]) -> str:
     shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
     out += [
         "",
-        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item "
+        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item\n"
         f"(a bank of {cost['queries_in_bank']:,} queries; choosing took {cost['seconds_of_choosing']} s):",
         "",
     ]
