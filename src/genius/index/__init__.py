@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -380,14 +380,27 @@ class Index:
         """
         self.following(lambda: writing.optimize(self, keep))
 
-    def reencode(self, encoder: str, **options: Any) -> NoReturn:
-        """Is a function of its own now: `genius.reencode`.
+    def reencode(self, encoder: str, *, skip_missing: bool = False, device: str = "cpu") -> Any:
+        """Switch to another encoder. Others search and change the index meanwhile, and follow the switch.
 
         Args:
-            encoder: The new one.
-            options: Of that function.
+            encoder: URI of the encoder. Codes and decoder are fitted to the items.
+            skip_missing: Leave out items whose image file is gone, instead of refusing.
+            device: Where the encoder runs.
+
+        Returns:
+            What was done (`genius.fit.reencode.Reencoded`).
+
+        Raises:
+            GeniusError: Items cannot be encoded again, or the encoder cannot be read; the index is as it was.
         """
-        raise GeniusError("index.reencode(...) is genius.reencode(index, ...) now")
+        from genius.fit.reencode import reencode
+
+        self.check_writable()
+        done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
+        self.follows = True
+        self.refresh()
+        return done
 
     def learn(
         self,

@@ -32,6 +32,7 @@ from typing import TypeAlias, TypeVar
 from PIL import Image, UnidentifiedImageError
 
 from genius.errors import GeniusError, PictureError
+from genius.files import open_regular
 from genius.pictures.tones import to_rgb
 
 RASTER: dict[str, tuple[str, ...]] = {
@@ -226,6 +227,7 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
             file = io.BytesIO(source)
         else:
             file = Path(source)
+            open_regular(file).close()  # an index may name any path: opening a pipe would wait for ever
         picture = Image.open(file, formats=FORMATS)
         try:
             yield picture
