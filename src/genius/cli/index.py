@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genius.cli.common import command, console, emit, note, tell
-from genius.errors import GeniusError, counted
+from genius.errors import GeniusError, counted, without_controls
 
 if TYPE_CHECKING:
     from genius.demo import DemoResult
@@ -494,7 +494,7 @@ def info(
     if body["advice"] is not None:
         print(f"  note      {body['advice']}")
     for name, data_type in body["metadata"].items():
-        print(f"  metadata  {name} ({data_type})")
+        print(f"  metadata  {without_controls(name)} ({data_type})")
     for version in body.get("versions", []):
         print(f"  version   {version['version']}  {version['time'][:19]}  {counted(version['items'], 'item')}")
 

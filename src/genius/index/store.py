@@ -186,6 +186,10 @@ class Store:
 
     def _checked_out(self, version: int) -> tuple[Any, object]:
         """LanceDB's table at a version, and what has to stay while it is read from."""
+        try:
+            commit.refuse_other_places(self.folder, version)
+        except FileNotFoundError:
+            raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
         with self._opening:
             try:
                 return self._open.at(version)
