@@ -21,7 +21,7 @@ from genius.files import url_of
 P = ParamSpec("P")
 R = TypeVar("R")
 
-console = Console(stderr=True)
+console = Console(stderr=True, emoji=False)  # names are shown as they are: ":cat:" is no picture
 """Progress and notes go to stderr: stdout is for results."""
 
 EVERY = 10.0  # seconds between lines where there is no terminal

@@ -19,15 +19,14 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
-from genius.index import cache, exchange, explaining, learned, learning, names, opened, searching, words, writing
-from genius.index.explaining import Explanation
+from genius.index import cache, learned, names, opened, searching, words, writing
 from genius.index.filters import compile_where
 from genius.index.folder import (
     FORMAT,
@@ -60,6 +59,7 @@ from genius.types import ContentInput, ImageInput, Item, Modality, Query, Vector
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from genius.index.explaining import Explanation
     from genius.model.genius import Genius
 
 __all__ = ["AddReport", "Hit", "Hits", "Index", "PrefixView"]
@@ -380,14 +380,27 @@ class Index:
         """
         self.following(lambda: writing.optimize(self, keep))
 
-    def reencode(self, encoder: str, **options: Any) -> NoReturn:
-        """Is a function of its own now: `genius.reencode`.
+    def reencode(self, encoder: str, *, skip_missing: bool = False, device: str = "cpu") -> Any:
+        """Switch to another encoder. Others search and change the index meanwhile, and follow the switch.
 
         Args:
-            encoder: The new one.
-            options: Of that function.
+            encoder: URI of the encoder. Codes and decoder are fitted to the items.
+            skip_missing: Leave out items whose image file is gone, instead of refusing.
+            device: Where the encoder runs.
+
+        Returns:
+            What was done (`genius.fit.reencode.Reencoded`).
+
+        Raises:
+            GeniusError: Items cannot be encoded again, or the encoder cannot be read; the index is as it was.
         """
-        raise GeniusError("index.reencode(...) is genius.reencode(index, ...) now")
+        from genius.fit.reencode import reencode
+
+        self.check_writable()
+        done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
+        self.follows = True
+        self.refresh()
+        return done
 
     def learn(
         self,
@@ -412,6 +425,8 @@ class Index:
         Raises:
             GeniusError: If there are too few different queries, or one cannot be read; the index is unchanged.
         """
+        from genius.index import learning  # loaded late, as other modules that a search does not need: it starts sooner
+
         return learning.learn(self, queries, on_progress)
 
     def forget(self) -> bool:
@@ -563,6 +578,8 @@ class Index:
         Raises:
             GeniusError: `datasets` is not installed.
         """
+        from genius.index import exchange
+
         stored: dict[str, list[float]] | None = None
         if vectors:
             stored = {}
@@ -606,6 +623,8 @@ class Index:
             >>> index.below(index.codes("1")[:1]).count
             2
         """
+        from genius.index import explaining
+
         return explaining.below(self, prefix, limit, offset, per_child)
 
     def modalities(self) -> set[Modality]:
@@ -633,6 +652,8 @@ class Index:
 
     def advice(self) -> str | None:
         """One line if items look unlike what the model knows, or have outgrown its codes; None if all is well."""
+        from genius.index import explaining
+
         return self.consistent(lambda: explaining.advice(self))
 
     # -- search ------------------------------------------------------------------------------------------------
@@ -793,6 +814,8 @@ class Index:
             shown: beams of every step that are shown besides those that lead to hits.
             rejected: codes of every step that were not kept.
         """
+        from genius.index import explaining
+
         if not isinstance(query, Query):
             raise GeniusError(f"explain takes a Query, got {type(query).__name__}")
 
