@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, mean_similarity, shrink
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, limits, mean_similarity, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
@@ -402,14 +402,14 @@ def candidate_lines(
         add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
         add("codes, with bias", target, bench.hits(engine, rows, codes, given))
     for size in sizes:
-        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
+        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows], limits(chosen))
         learned = bench.engine(kept, bank, model, rows)
         more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
         add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
     if bench.foreign is not None:
         fits = fitting(bench.foreign, kept, bench.items, bench.modality)
         for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
-            bank = shrink(bank, bench.items[rows], bench.modality[rows])
+            bank = shrink(bank, bench.items[rows], bench.modality[rows], limits(chosen))
             more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
             hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
             add(f"foreign bank, {name}", "unknown", hits, **more)
@@ -527,17 +527,17 @@ def measure_icons(out: Path, seed: int) -> dict[str, Any]:
     return {"numbers": numbers, "cost": cost, "lines": lines, "existence": found, "training": bench.about}
 
 
-def write_icons(features: Path, out: Path, seeds: Sequence[int]) -> None:
-    """Vectors, where there are none yet, and the table of icons; seeds that the JSON has from this commit are kept."""
+def write_icons(features: Path, out: Path, seeds: Sequence[int], before: Sequence[Path]) -> None:
+    """The table of icons: seeds that are measured now, and those of JSON files that were written before."""
     if not (out / "about.json").exists():
         write_icons_vectors(features, out)
     made = _made()
-    runs = {}
-    if ICONS.exists():
-        before = json.loads(ICONS.read_text(encoding="utf-8"))
-        runs = {run["training"]["seed"]: run for run in before.get("runs", []) if before["commit"] == made["commit"]}
+    runs: dict[int, dict[str, Any]] = {}
+    for file in before:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        runs |= {run["training"]["seed"]: {"commit": body["commit"], **run} for run in body["runs"]}
     for seed in seeds:
-        runs[seed] = measure_icons(out, seed)
+        runs[seed] = {"commit": made["commit"], **measure_icons(out, seed)}
     listed = [runs[seed] for seed in sorted(runs)]
     body = {"command": "python -m lab.item_bias icons", **made, "summary": summary(listed), "runs": listed}
     ICONS.write_text(compact(body), encoding="utf-8")
@@ -753,17 +753,16 @@ def tables(body: dict[str, Any]) -> str:
         f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
         f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {asked:,} test "
         f"queries; {body['device']}, one thread, {body['date']}.\n"
-        f'"Added later": to the index, after biases were computed; fusion and codes were fitted with them.\n'
-        f"Beams: a `{body['changes']['model.decoder']}` decoder, {runs[0]['training'].get('decoder', 'trained to its end')}; "
-        f"{BEAM_QUERIES:,} queries.\n"
+        f'"Added later": to the index, after biases were computed, every tenth in turn; fusion and codes were fitted with them.\n'
         f"Shares are of dense search that is given the target over the same candidates: tasks averaged over seeds, their mean /\n"
         f"the worst task.",
     ]
+    if any("beams" in line["search"] for line in lines):
+        decoder = runs[0]["training"].get("decoder", "trained to its end")
+        out[0] += f"\nBeams: a `{body['changes']['model.decoder']}` decoder, {decoder}; {BEAM_QUERIES:,} queries."
     for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
         own = [line for line in lines if line["candidates"] == candidates]
-        items = runs[0]["lines"][0]["items"]
-        if candidates == "all":
-            items = runs[0]["training"]["products"] * 3
+        items = next(line["items"] for line in runs[0]["lines"] if line["candidates"] == candidates)
         out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---:|---|" + "---:|" * len(tasks))
         for line in own:
@@ -785,7 +784,8 @@ def tables(body: dict[str, Any]) -> str:
     shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
     out += [
         "",
-        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item:",
+        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item\n"
+        f"(a bank of {cost['queries_in_bank']:,} queries; choosing took {cost['seconds_of_choosing']} s):",
         "",
     ]
     out += ["| search, all candidates | without | with |", "|---|---:|---:|", *shown]
@@ -928,7 +928,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     icons = commands.add_parser("icons")
     icons.add_argument("features", type=Path)
     icons.add_argument("out", type=Path)
-    icons.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    icons.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    icons.add_argument("--add", type=Path, nargs="*", default=[], help="JSON files of seeds that were measured before")
     vectors.add_argument("features", type=Path)
     foreign.add_argument("icons", type=Path)
     for command in (vectors, foreign):
@@ -951,7 +952,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
         JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
-        write_icons(args.features, args.out, args.seeds)
+        write_icons(args.features, args.out, args.seeds, args.add)
     else:
         write_measured(args.runs, args.output, args.parts.split(","), args.add)
 
