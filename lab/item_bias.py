@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, mean_similarity, shrink
+from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, limits, mean_similarity, shrink
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
@@ -59,6 +59,8 @@ JUDGED_SIZES = (800, 2000, 4000)
 JUDGED_WEIGHTS = (0.5, 0.65, 0.8)
 DRAWS = 4
 BANK_SIZES = (100, 500, 2000, 8000)
+PARTS = ("unseen", "all", "beams", "existence", "cost")
+CHUNK = 4096  # rows that go through a model at a time
 TENTHS = 10  # of the items, which take turns in being added
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 BANK = 5 * PER_DIRECTION  # queries that a trained model keeps of five tasks
@@ -66,7 +68,6 @@ RESULT = Path("lab/results/above_dense_fashion.json")
 JUDGED = Path("lab/results/bank_size.json")
 BEAM_QUERIES = 500
 ICONS = Path("lab/results/above_dense_icons.json")
-WORDINGS = Path("lab/results/wordings_fashion.json")
 ROUNDS = 10  # of timed searches
 BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
@@ -182,10 +183,13 @@ class Part:
             self.modality: Ints = arrays["modality"].astype(np.int64)
             self.tasks: NDArray[np.str_] = arrays["tasks"]
             pairs = arrays["pairs"]
+            target = arrays.get("target")  # of queries whose positives are not among the items
         self.positives: list[list[int]] = [[] for _ in self.z]
         for query, item in pairs.tolist():
             self.positives[query].append(item)
-        self.target = np.array([item_modality[own[0]] for own in self.positives])
+        if target is None:
+            target = np.array([item_modality[own[0]] for own in self.positives])
+        self.target: Ints = target.astype(np.int64)
 
     def judged(self) -> JudgedQueries:
         """All of them, with their positives."""
@@ -213,32 +217,34 @@ class Bench:
                 self.foreign = QueryBank(arrays["z"].astype(np.float32), arrays["modality"], arrays["target"])
         seen = [row for part in (self.learn, self.held_out, self.validation) for own in part.positives for row in own]
         self.unseen = np.ones(len(self.items), bool)
-        self.unseen[np.array(seen)] = False
+        self.unseen[np.array(seen, np.int64)] = False
         self.shown = np.zeros(len(self.items), bool)  # by a query that was trained on
-        self.shown[np.array([row for own in self.learn.positives for row in own])] = True
+        self.shown[np.array([row for own in self.learn.positives for row in own], np.int64)] = True
         self.random = np.random.default_rng(seed)
         self.judged = self.validation.judged()
 
-    def bank(self, per_task: int) -> QueryBank:
-        """At most so many queries of each task: held-out ones first."""
-        return self._drawn(per_task)[0]
+    def bank(self, per_direction: int) -> QueryBank:
+        """At most so many queries of each direction: held-out ones first."""
+        return self._drawn(per_direction)[0]
 
-    def _drawn(self, per_task: int) -> tuple[QueryBank, NDArray[np.bool_]]:
+    def _drawn(self, per_direction: int) -> tuple[QueryBank, NDArray[np.bool_]]:
         """Such a bank, and which of its queries are held out."""
         parts: list[tuple[Part, Ints]] = []
-        missing = dict.fromkeys(sorted(set(self.test.tasks.tolist())), per_task)
+        tasks = [np.flatnonzero(self.test.tasks == task)[0] for task in sorted(set(self.test.tasks.tolist()))]
+        missing = {(int(self.test.modality[row]), int(self.test.target[row])): per_direction for row in tasks}
         for part in (self.held_out, self.learn):
-            for task in missing:
-                rows = self.random.permutation(np.flatnonzero(part.tasks == task))[: missing[task]]
-                missing[task] -= len(rows)
+            for query, target in missing:
+                own = np.flatnonzero((part.modality == query) & (part.target == target))
+                rows = self.random.permutation(own)[: missing[query, target]]
+                missing[query, target] -= len(rows)
                 parts.append((part, rows))
         arrays = [np.concatenate([getattr(part, name)[rows] for part, rows in parts]) for name in ("z", "modality", "target")]
         held_out = np.concatenate([np.full(len(rows), part is self.held_out) for part, rows in parts])
         return QueryBank.of(*arrays, size=len(arrays[0])), held_out
 
-    def trained_bank(self, per_task: int = PER_DIRECTION) -> tuple[QueryBank, QueryBank]:
+    def trained_bank(self, per_direction: int = PER_DIRECTION) -> tuple[QueryBank, QueryBank]:
         """The bank that `genius train` would keep, without and with what is chosen for its item bias."""
-        bank, held_out = self._drawn(per_task)
+        bank, held_out = self._drawn(per_direction)
         crossed = (bank_subset(bank, ~held_out), self.held_out.judged())
         return bank, choose(bank, self.judged, self.items, self.modality, further=[crossed], shown=self.shown)
 
@@ -339,8 +345,8 @@ def _hits_at_5(scores: Floats, positives: Sequence[Ints]) -> int:
     return int(((scores > best[:, None]).sum(1) < 5).sum())
 
 
-def measure(folder: Path, training: Path) -> dict[str, Any]:
-    """Everything for one seed: of the training, and of what is drawn here."""
+def measure(folder: Path, training: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """Some or all `PARTS` for one seed: of the training, and of what is drawn here."""
     seed = json.loads((folder / "about.json").read_text(encoding="utf-8"))["seed"]
     bench = Bench(folder, seed)
     _, model, decodes = stages(training)
@@ -348,54 +354,65 @@ def measure(folder: Path, training: Path) -> dict[str, Any]:
         bench.about["decoder"] = f"the best until {max(path.name for path in training.glob('generator/step-*'))}"
     start = time.process_time()
     kept, chosen = bench.trained_bank()
-    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1)}
+    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1), "queries_in_bank": len(kept)}
     numbers: dict[str, Any] = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
     lines: list[dict[str, Any]] = []
+    run = {"numbers": numbers, "cost": cost, "lines": lines, "existence": {}, "training": bench.about}
     flat = SearchParams(plan="flat")
     for candidates in ("unseen", "all"):
         rows = np.arange(len(bench.items))
         if candidates == "unseen":
             rows = np.flatnonzero(bench.unseen)
         engine = bench.engine(kept, chosen, model, rows)
-        reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
-
-        add = Lines(lines, reference, candidates, len(rows)).add
-        add("dense, target given", "given", reference)
-        assert engine.item_bias is not None
-        cost |= {"bytes_per_item": engine.item_bias.bytes_per_item}
-        if candidates == "all" and seed == 0:
-            cost |= search_cost(bench, engine)
-        for given, target in ((False, "unknown"), (True, "given")):
-            add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
-            add("default, with bias", target, bench.hits(engine, rows, flat, given))
-            codes = replace(flat, reranker="codes")
-            add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
-            add("codes, with bias", target, bench.hits(engine, rows, codes, given))
-        if decodes and candidates == "unseen":
+        if decodes and candidates == "unseen" and "beams" in parts:
             numbers["beam_scales"] = beam_scales(bench, kept, chosen, model)
             beam_lines(bench, engine, rows, lines, seed)
-        for size in BANK_SIZES:
-            bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows])
-            learned = bench.engine(kept, bank, model, rows)
-            more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
-            add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
-        if candidates == "unseen":
+        if candidates == "all" and "cost" in parts:
+            assert engine.item_bias is not None
+            cost |= {"bytes_per_item": engine.item_bias.bytes_per_item} | search_cost(bench, engine)
+        if candidates in parts:
+            reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
+            candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, candidates, len(rows)))
+        if candidates == "unseen" and candidates in parts:
             for share in ADDED:
                 added_later(bench, kept, chosen, model, rows, share, lines)
-        if bench.foreign is not None:
-            fits = fitting(bench.foreign, kept, bench.items, bench.modality)
-            for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
-                bank = shrink(bank, bench.items[rows], bench.modality[rows])
-                more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
-                hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
-                add(f"foreign bank, {name}", "unknown", hits, **more)
-    return {
-        "numbers": numbers,
-        "cost": cost,
-        "lines": lines,
-        "existence": existence(bench, kept, chosen, model),
-        "training": bench.about,
-    }
+    if "existence" in parts:
+        run["existence"] = existence(bench, kept, chosen, model)
+    return run
+
+
+def candidate_lines(
+    bench: Bench,
+    kept: QueryBank,
+    chosen: QueryBank,
+    model: Genius,
+    rows: Ints,
+    lines: Lines,
+    sizes: Sequence[int] = BANK_SIZES,
+) -> None:
+    """Default and codes with and without a bias, banks that an index learns from by their size, and a foreign one."""
+    flat = SearchParams(plan="flat")
+    engine = bench.engine(kept, chosen, model, rows)
+    add = lines.add
+    add("dense, target given", "given", lines.reference)
+    for given, target in ((False, "unknown"), (True, "given")):
+        add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
+        add("default, with bias", target, bench.hits(engine, rows, flat, given))
+        codes = replace(flat, reranker="codes")
+        add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
+        add("codes, with bias", target, bench.hits(engine, rows, codes, given))
+    for size in sizes:
+        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows], limits(chosen))
+        learned = bench.engine(kept, bank, model, rows)
+        more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
+        add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
+    if bench.foreign is not None:
+        fits = fitting(bench.foreign, kept, bench.items, bench.modality)
+        for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
+            bank = shrink(bank, bench.items[rows], bench.modality[rows], limits(chosen))
+            more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
+            hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
+            add(f"foreign bank, {name}", "unknown", hits, **more)
 
 
 def added_later(
@@ -448,10 +465,11 @@ def _mean_hits(turns: Sequence[Hits], counts: Sequence[dict[str, int]]) -> Hits:
     return out
 
 
-def write_icons_vectors(features: Path, out: Path) -> Genius:
+def write_icons_vectors(features: Path, out: Path) -> None:
     """z of icons and their queries by `bundled:mini`, whose fusion has seen training and test queries, and no validation query.
 
-    The bank has training queries, weights are chosen on test queries, and validation queries are measured.
+    The bank has training queries, weights are chosen on test queries, and validation queries are measured. Items that a
+    training query shows are left out.
     """
     from lab.icons.vectors import load
 
@@ -459,52 +477,70 @@ def write_icons_vectors(features: Path, out: Path) -> Genius:
     parts = load(features)
     out.mkdir(parents=True, exist_ok=True)
     pool = parts["train"].pool
-    z, _ = model.embed(pool)
-    np.savez(out / "items.npz", z=z.numpy(), modality=pool.modality.numpy(), codes=model.encode(pool).numpy())
-    named = {"learn": parts["train"], "held-out": parts["train"], "validation": parts["test"], "test": parts["val"]}
-    for name, part in named.items():
-        vectors, _ = model.embed(part.queries)
-        arrays: dict[str, Any] = {"z": vectors.numpy(), "modality": part.queries.modality.numpy(), "pairs": part.pairs.numpy()}
-        np.savez(out / f"{name}.npz", tasks=np.array([part.task_name(int(task)) for task in part.tasks]), **arrays)
-    (out / "about.json").write_text(json.dumps({"model": "bundled:mini", "items": len(pool)}), encoding="utf-8")
-    return model
+    new = torch.ones(len(pool), dtype=torch.bool)
+    new[parts["train"].pairs[:, 1]] = False
+    rows = new.nonzero()[:, 0]
+    place = torch.full((len(pool),), -1, dtype=torch.long)
+    place[rows] = torch.arange(len(rows))
+    items = pool[rows]
+    codes = torch.cat([model.encode(items[first : first + CHUNK]) for first in range(0, len(items), CHUNK)])
+    np.savez(out / "items.npz", z=_embedded(model, items), modality=items.modality.numpy(), codes=codes.numpy())
+    for name, source in (("learn", "train"), ("validation", "test"), ("test", "val"), ("held-out", "val")):
+        part = parts[source]
+        if name == "held-out":
+            part = part.take_queries([])
+        target = torch.zeros(len(part.queries), dtype=torch.long)
+        target[part.pairs[:, 0]] = pool.modality[part.pairs[:, 1]]
+        pairs = torch.stack([part.pairs[:, 0], place[part.pairs[:, 1]]], 1)
+        arrays: dict[str, Any] = {"modality": part.queries.modality.numpy(), "pairs": pairs[pairs[:, 1] >= 0].numpy()}
+        tasks = np.array([part.task_name(int(task)) for task in part.tasks], np.str_)
+        np.savez(out / f"{name}.npz", z=_embedded(model, part.queries), target=target.numpy(), tasks=tasks, **arrays)
+    about = {"model": "bundled:mini", "icons": len(pool), "items": len(rows), "training_queries": len(parts["train"].queries)}
+    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def measure_icons(features: Path, out: Path) -> dict[str, Any]:
-    """The default search with and without a bias, banks of several sizes, and existence, over some icons."""
-    model = write_icons_vectors(features, out)
-    bench = Bench(out, 0)
-    rows = np.arange(len(bench.items))
-    learned = bench.learn
-    kept = QueryBank.of(learned.z, learned.modality, learned.target, size=len(learned.z))
-    chosen = choose(kept, bench.judged, bench.items, bench.modality)
+def _embedded(model: Genius, features: Features) -> Floats:
+    """(n, D) z of features, in parts."""
+    starts = range(0, max(len(features), 1), CHUNK)
+    z: Floats = np.concatenate([model.embed(features[first : first + CHUNK])[0].float().numpy() for first in starts])
+    return z
+
+
+def measure_icons(out: Path, seed: int) -> dict[str, Any]:
+    """As `measure` for icons: one model, a bank and its choices by the seed."""
+    bench = Bench(out, seed)
+    bench.about["seed"] = seed
+    model = Genius.from_pretrained("bundled:mini")
+    kept, chosen = bench.trained_bank()
+    rows = np.flatnonzero(bench.unseen)
     lines: list[dict[str, Any]] = []
-    flat = SearchParams(plan="flat")
     engine = bench.engine(kept, chosen, model, rows)
-    reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
-    add = Lines(lines, reference, "all", len(rows)).add
-    add("dense, target given", "given", reference)
-    add("default, no bias", "unknown", bench.hits(engine, rows, replace(flat, item_bias=False), False))
-    add("default, with bias", "unknown", bench.hits(engine, rows, flat, False))
-    codes = replace(flat, reranker="codes")
-    add("codes, no bias", "unknown", bench.hits(engine, rows, replace(codes, item_bias=False), False))
-    add("codes, with bias", "unknown", bench.hits(engine, rows, codes, False))
-    bank = shrink(kept, bench.items, bench.modality)
-    found = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
-    add("learned, no labels", "unknown", found, weights=_listed(bank.bias_weights))
     assert engine.item_bias is not None
-    return {
-        "model": "bundled:mini",
-        "seeds": 1,
-        "queries": len(bench.test.z),
-        "bank": len(kept),
-        "chosen_on": len(bench.validation.z),
-        "weights": _listed(chosen.bias_weights),
-        "temperatures": _listed(chosen.bias_temperatures),
-        "bytes_per_item": engine.item_bias.bytes_per_item,
-        "lines": lines,
-        "existence": existence(bench, kept, chosen, model)["all"],
-    }
+    reference = bench.hits(engine, rows, SearchParams(plan="flat", item_bias=False), True)
+    sizes: Sequence[int] = BANK_SIZES
+    if seed:
+        sizes = ()
+    candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, "unseen", len(rows)), sizes)
+    numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
+    cost = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(kept)}
+    found = existence(bench, kept, chosen, model, ("unseen",))
+    return {"numbers": numbers, "cost": cost, "lines": lines, "existence": found, "training": bench.about}
+
+
+def write_icons(features: Path, out: Path, seeds: Sequence[int], before: Sequence[Path]) -> None:
+    """The table of icons: seeds that are measured now, and those of JSON files that were written before."""
+    if not (out / "about.json").exists():
+        write_icons_vectors(features, out)
+    made = _made()
+    runs: dict[int, dict[str, Any]] = {}
+    for file in before:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        runs |= {run["training"]["seed"]: {"commit": body["commit"], **run} for run in body["runs"]}
+    for seed in seeds:
+        runs[seed] = {"commit": made["commit"], **measure_icons(out, seed)}
+    listed = [runs[seed] for seed in sorted(runs)]
+    body = {"command": "python -m lab.item_bias icons", **made, "summary": summary(listed), "runs": listed}
+    ICONS.write_text(compact(body), encoding="utf-8")
 
 
 def beam_lines(bench: Bench, engine: SearchEngine, rows: Ints, lines: list[dict[str, Any]], seed: int) -> None:
@@ -587,7 +623,9 @@ def _listed(numbers: Any) -> list[list[float]]:
 # -- does an answer exist? ---------------------------------------------------------------------------------------
 
 
-def existence(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -> dict[str, Any]:
+def existence(
+    bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius, pools: Sequence[str] = ("unseen", "all")
+) -> dict[str, Any]:
     """AUROC of "the collection holds an answer" on test queries; what is fitted is fitted on validation queries.
 
     A hopeless query is a test query whose positives were taken out, or one of another benchmark (texts alone).
@@ -596,9 +634,8 @@ def existence(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -
     flat = SearchParams(plan="flat")
     fitted_on: list[ResultLists] = []
     around: list[Floats] = []
-    searched = _searched(bench.validation)
-    if bench.held_out.z.shape != bench.learn.z.shape:  # icons: training queries stand in for them, which fit nothing here
-        searched = searched.joined(_searched(bench.held_out), MOST_QUERIES)
+    some = np.random.default_rng(0).permutation(len(bench.validation.z)) < MOST_QUERIES
+    searched = _searched(bench.validation, some).joined(_searched(bench.held_out), MOST_QUERIES)
     for share in POOL_SHARES:
         rows = part_of_pool(len(every), searched.positives, share)
         engine = bench.engine(bank, biased, model, rows)
@@ -607,7 +644,10 @@ def existence(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -
     fitted = fit(*ResultLists.cat(fitted_on))
     further = _logistic(_with_background(ResultLists.cat(fitted_on), np.concatenate(around)), _labels(ResultLists.cat(fitted_on)))
     out: dict[str, Any] = {"depth": DEPTH, "pool_shares": POOL_SHARES, "fitted_on": len(searched.z)}
-    for candidates, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", every)):
+    for candidates in pools:
+        rows = every
+        if candidates == "unseen":
+            rows = np.flatnonzero(bench.unseen)
         engine = bench.engine(bank, biased, model, rows)
         there = set(rows.tolist())
         counted = np.array([there.issuperset(own) for own in bench.test.positives])
@@ -707,10 +747,11 @@ def tables(body: dict[str, Any]) -> str:
     lines = body["summary"]
     runs = body["runs"]
     tasks = list(lines[0]["hit@5"])
+    asked = runs[0]["existence"]["all"]["queries"]
     steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
         f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {body['test_queries']:,} test "
+        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {asked:,} test "
         f"queries; {body['device']}, one thread, {body['date']}.\n"
         f'"Added later": to the index, after biases were computed; fusion and codes were fitted with them.\n'
         f"Beams: a `{body['changes']['model.decoder']}` decoder, {runs[0]['training'].get('decoder', 'trained to its end')}; "
@@ -814,21 +855,31 @@ def untrained_table(body: dict[str, Any]) -> str:
 
 def icons_table(body: dict[str, Any]) -> str:
     """Markdown of `measure_icons`."""
-    tasks = list(body["lines"][0]["hit"])
+    lines = body["summary"]
+    tasks = list(lines[0]["hit@5"])
+    run = body["runs"][0]
+    about = run["training"]
+    unseen = run["existence"]["unseen"]
     out = [
-        f"Icons, hit@5 in percent: {body['lines'][0]['items']:,} candidates drawn at random, `{body['model']}` (one seed),\n"
-        f"a bank of {body['bank']:,} training queries, weights chosen on {body['chosen_on']:,} test queries, measured on\n"
-        f"{body['queries']:,} validation queries, which no stage has seen ({body['date']}):",
+        f"Icons, hit@5 in percent: all {run['lines'][0]['items']:,} of {about['icons']:,} icons, texts and pairs that no "
+        f"training or test query shows;\n`{about['model']}` (one model), {len(body['runs'])} banks of "
+        f"{run['cost']['queries_in_bank']:,} "
+        f"of {about['training_queries']:,} training queries, weights chosen on\ntest queries, measured on {unseen['queries']:,} "
+        f"validation queries, which no stage has seen ({body['date']}):",
         "",
         "| search | target | share | " + " | ".join(tasks) + " |",
         "|---|---|---|" + "---:|" * len(tasks),
     ]
-    for line in body["lines"]:
-        hits = " | ".join(f"{100 * line['hit'][task][1]:.1f}" for task in tasks)
+    for line in lines:
+        hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" for task in tasks)
         out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
-    signals = body["existence"]["signals"]
-    shown = "; ".join(f"{name} {value['auroc']:.3f}" for name, value in signals.items())
-    return "\n".join([*out, "", f"Existence on icons, AUROC:\n{shown}."])
+    out += ["", "Does the collection hold an answer? (icons; AUROC, hopeless queries that return nothing at 95 % kept)", ""]
+    out += ["| signal | AUROC | rejected |", "|---|---:|---:|"]
+    for name in unseen["signals"]:
+        signals = [own["existence"]["unseen"]["signals"][name] for own in body["runs"]]
+        rejected = np.mean([signal["hopeless_rejected_at_95_kept"] for signal in signals])
+        out.append(f"| {name} | {np.mean([signal['auroc'] for signal in signals]):.3f} | {100 * rejected:.0f} % |")
+    return "\n".join(out)
 
 
 def bank_sizes_table(body: dict[str, Any]) -> str:
@@ -848,21 +899,6 @@ def bank_sizes_table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def wordings_table(body: dict[str, Any]) -> str:
-    """Markdown of `lab.wordings`."""
-    queries = body["lines"]["training wordings"]["queries"]
-    out = [
-        f"Instructions in words that training never saw (fashion, seed {body['training']['seed']}, {queries} queries, unseen "
-        f"candidates, {body['date']}):",
-        "",
-        "| wording | hit@5 | right modality first |",
-        "|---|---:|---:|",
-    ]
-    for name, line in body["lines"].items():
-        out.append(f"| {name} | {line['hit@5']:.1f} | {line['right_modality_first']:.3f} |")
-    return "\n".join(out)
-
-
 def write_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, _, after = text.partition(BEGIN)
@@ -873,7 +909,6 @@ def write_table() -> None:
     for path, table in (
         (JUDGED, bank_sizes_table),
         (ICONS, icons_table),
-        (WORDINGS, wordings_table),
         (UNTRAINED, untrained_table),
     ):
         if path.exists():
@@ -893,6 +928,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     icons = commands.add_parser("icons")
     icons.add_argument("features", type=Path)
     icons.add_argument("out", type=Path)
+    icons.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    icons.add_argument("--add", type=Path, nargs="*", default=[], help="JSON files of seeds that were measured before")
     vectors.add_argument("features", type=Path)
     foreign.add_argument("icons", type=Path)
     for command in (vectors, foreign):
@@ -902,7 +939,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     foreign.add_argument("--towers", type=Path)
     measured.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
     measured.add_argument("--output", type=Path, default=RESULT)
-    measured.add_argument("--add", action="store_true", help="add these seeds to the runs that the JSON has")
+    measured.add_argument("--add", action="store_true", help="add these seeds and parts to those that the JSON has")
+    measured.add_argument("--parts", default=",".join(PARTS), help="what is measured, by commas")
     args = parser.parse_args(arguments)
     if args.command == "vectors":
         write_vectors(args.features, args.training, args.out, args.products)
@@ -912,12 +950,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_table()
     elif args.command == "sizes":
         body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
-        JUDGED.write_text(_compact(body), encoding="utf-8")
+        JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
-        body = {"command": "python -m lab.item_bias icons", **_made()} | measure_icons(args.features, args.out)
-        ICONS.write_text(_compact(body), encoding="utf-8")
+        write_icons(args.features, args.out, args.seeds, args.add)
     else:
-        write_measured(args.runs, args.output, args.add)
+        write_measured(args.runs, args.output, args.parts.split(","), args.add)
 
 
 def _made() -> dict[str, Any]:
@@ -926,34 +963,50 @@ def _made() -> dict[str, Any]:
     return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
 
 
-def _compact(body: dict[str, Any]) -> str:
+def compact(body: dict[str, Any]) -> str:
     """JSON whose innermost lists and objects stand on one line."""
     text = json.dumps(body, indent=1)
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
 
 
-def write_measured(paths: Sequence[Path], output: Path, add: bool = False) -> None:
-    """Measure every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs that it has."""
+def write_measured(paths: Sequence[Path], output: Path, parts: Sequence[str], add: bool = False) -> None:
+    """Measure parts of every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs and parts that it has."""
     made = _made()
-    runs = []
+    body: dict[str, Any] = {"runs": [], "config": {}}
     if add:
-        runs = json.loads(output.read_text(encoding="utf-8"))["runs"]
-    config: dict[str, Any] = {}
+        body = json.loads(output.read_text(encoding="utf-8"))
+    runs = {run["training"]["seed"]: run for run in body["runs"]}
+    config = body.get("changes", {})
     for out, training in zip(paths[0::2], paths[1::2], strict=True):
-        run = measure(out, training)
-        config = run["training"].pop("config")
-        runs.append({"commit": made["commit"], **run})
-    changes = {f"{stage}.{name}": config[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
+        run = {"commit": made["commit"], **measure(out, training, parts)}
+        own = run["training"].pop("config")
+        config = {f"{stage}.{name}": own[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
+        config["model.decoder"] = own["model"]["decoder"]
+        seed = run["training"]["seed"]
+        runs[seed] = _joined(runs.get(seed), run)
     body = {
         "command": "python -m lab.item_bias measure",
         **made,
-        "seeds": [run["training"]["seed"] for run in runs],
-        "test_queries": runs[0]["existence"]["all"]["queries"],
-        "changes": changes | {"model.decoder": config["model"]["decoder"]},
-        "summary": summary(runs),
-        "runs": runs,
+        "seeds": sorted(runs),
+        "changes": config,
+        "summary": summary([runs[seed] for seed in sorted(runs)]),
+        "runs": [runs[seed] for seed in sorted(runs)],
     }
-    output.write_text(_compact(body), encoding="utf-8")
+    output.write_text(compact(body), encoding="utf-8")
+
+
+def _joined(before: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
+    """A run with the parts that were measured before; what was measured again counts."""
+    if before is None:
+        return run
+    if before["commit"] != run["commit"]:
+        run["commit"] = f"{before['commit']}, {run['commit']}"
+    again = {(line["candidates"], line["search"], line["target"]) for line in run["lines"]}
+    kept = [line for line in before["lines"] if (line["candidates"], line["search"], line["target"]) not in again]
+    run["lines"] = kept + run["lines"]
+    for name in ("numbers", "cost", "existence"):
+        run[name] = before[name] | run[name]
+    return run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What `bundled:mini` knows, as its `knows.json`: how closely its codes describe drawings like those it was made from.
+"""What `bundled:mini` knows: `knows.json`, how closely its codes describe drawings like those it was made from, and
+`instructions.json`, the wordings that it was trained with: the library's and those of the icon benchmark.
 
 python -m lab.known src/genius/bundled/mini        (needs the demo's drawings: pip install 'genius-search[demo]')
 """
@@ -12,9 +13,21 @@ from pathlib import Path
 from genius.demo import demo_items
 from genius.encoders.base import encode_items
 from genius.model.genius import Genius
+from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import knows, save_knows
+from genius.types import TEMPLATES
+from lab.icons.write import INSTRUCTIONS
+from lab.mini.data import KINDS
 
 ITEMS, SEED = 1500, 0
+
+
+def known_instructions() -> KnownInstructions:
+    """Wordings by direction, the library's first."""
+    wordings = {direction: list(own) for direction, own in TEMPLATES.items()}
+    for task, direction in KINDS.items():
+        wordings[direction] += INSTRUCTIONS[task]
+    return KnownInstructions(wordings)
 
 
 def main() -> None:
@@ -28,6 +41,7 @@ def main() -> None:
     z, _ = model.embed(features)
     found = knows(model.reconstruct, z, features.modality, model.encode(features), "drawings: icons and emoji")
     save_knows(folder, found)
+    known_instructions().save(folder)
     print(found)
 
 

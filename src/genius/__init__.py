@@ -16,13 +16,11 @@ from genius.optional import import_torch
 from genius.version import __version__
 
 if TYPE_CHECKING:
-    from genius.fit import from_encoder
-    from genius.fit.reencode import reencode
     from genius.index import Index
     from genius.model.genius import Genius
     from genius.types import Item, Modality, Query
 
-__all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__version__", "from_encoder", "reencode"]
+__all__ = ["Genius", "GeniusError", "Index", "Item", "Modality", "Query", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,16 +29,6 @@ def __getattr__(name: str) -> Any:
         from genius.model.genius import Genius
 
         return Genius
-    if name == "from_encoder":
-        import_torch("genius.from_encoder")
-        from genius.fit import from_encoder
-
-        return from_encoder
-    if name == "reencode":
-        import_torch("genius.reencode")
-        from genius.fit.reencode import reencode
-
-        return reencode
     if name in ("Item", "Modality", "Query"):
         from genius import types
 

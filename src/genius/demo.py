@@ -1,18 +1,14 @@
-"""`genius demo`: two collections, queries over them, and a contact sheet of the results.
+"""`genius demo`: a collection of drawings, queries over it, and a contact sheet of the results.
 
-The first collection is about 11,600 drawings from three Python packages. Drawings are indexed as images *without* their names.
+The collection is about 11,600 drawings from three Python packages. Drawings are indexed as images *without* their names.
 Names of emoji and search terms of Font Awesome are indexed as texts and pairs, so that every modality can be a target. The
 contact sheet is a PNG with a row per query.
-
-The second is a few sample photos of scikit-image, searched by crops of them, with codes fitted over the bundled encoder. That
-encoder knows drawings: text finds no photos with it, but a crop often finds its photo.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +18,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from genius.errors import GeniusError
-from genius.fit.folder import index_with_encoder
-from genius.fit.synthetic_queries import crop
 from genius.index import Hit, Index
-from genius.index.ingest import IngestConfig
 from genius.search import SearchRequest
 from genius.types import Item, Modality, Query, load_image
 
@@ -34,6 +27,7 @@ CELL = 132
 PADDING = 10
 LABEL = 34
 LEFT = 250
+SHOWN = 8  # results per query
 # Its colours.
 INK = "#1b1f24"
 FAINT = "#667080"
@@ -57,10 +51,6 @@ TONE = re.compile(r"\s*(medium )?(light|dark|medium) skin tone\b")
 
 UNNAMED = "a drawing without a name"  # OpenMoji has some of its own, which Unicode does not list
 
-ENCODER = "bundled:mini"
-SAMPLES = {"skimage": "data", "sklearn": "datasets/images"}  # package -> where its pictures lie
-LEAST = 200  # pixels of the shorter side of what counts as a photo
-
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
@@ -80,25 +70,26 @@ def _face(item: Item) -> str:
     return item.id
 
 
-def run_showcase(index: Index, items: Sequence[Item], k: int = 8) -> list[DemoResult]:
+def run_showcase(index: Index, items: Sequence[Item]) -> list[DemoResult]:
     """Run the queries of `SEARCHES`.
 
     Args:
         index: The index of the demo.
         items: Its items; query images come from them.
-        k: Results per query. The query's own drawing is left out; of drawings that differ in the tone of skin only, the best
-            is kept.
+
+    Returns:
+        Results of each. The query's own drawing is left out; of drawings that differ in the tone of skin only, the best is kept.
     """
     pictures = {item.id: item.image for item in items}
     shown = []
     for title, text, source, target in SEARCHES:
         query = Query(text=text, image=pictures.get(source or ""), target=target)
-        hits = index.search_many([query], SearchRequest(6 * k, strict=True))[0]
+        hits = index.search_many([query], SearchRequest(6 * SHOWN, strict=True))[0]
         faces: dict[str, Hit] = {}
         for hit in hits:
             if hit.id != source:
                 faces.setdefault(_face(hit.item), hit)
-        shown.append(DemoResult(title, query, list(faces.values())[:k]))
+        shown.append(DemoResult(title, query, list(faces.values())[:SHOWN]))
     return shown
 
 
@@ -236,43 +227,3 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class CropResult:
-    """A crop of a photo, and the photo that it found."""
-
-    part: Image.Image
-    photo: str  # file of the crop
-    first: str  # file of the first result
-
-
-def sample_photos() -> list[Path]:
-    """Sample photos of installed packages, which are not imported."""
-    photos = []
-    for package, folder in SAMPLES.items():
-        spec = importlib.util.find_spec(package)
-        if spec is None:
-            continue
-        for place in spec.submodule_search_locations or ():
-            files = sorted(path for path in (Path(place) / folder).glob("*") if path.suffix in (".png", ".jpg"))
-            photos += [path for path in files if _large(path)]
-    return photos
-
-
-def search_with_crops(photos: list[Path], output: Path, seed: int = 0) -> list[CropResult]:
-    """Index photos as `genius index PHOTOS -o OUTPUT --encoder bundled:mini` does, and search by a crop of each."""
-    index_with_encoder(photos, output, ENCODER, IngestConfig())
-    rng = random.Random(seed)
-    results = []
-    with Index.open(output) as index:
-        for path in photos:
-            part = crop(load_image(path), rng)
-            first = index.search(image=part, target="image", k=1)[0]
-            results.append(CropResult(part, path.name, Path(str(first.item.image)).name))
-    return results
-
-
-def _large(path: Path) -> bool:
-    with Image.open(path) as picture:
-        return min(picture.size) >= LEAST

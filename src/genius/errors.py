@@ -58,8 +58,13 @@ def printable(text: str) -> str:
     """One line of text that any terminal and any JSON reader takes: no lone surrogates, no control characters."""
     if len(text) > LENGTH:
         text = f"{text[: LENGTH - 3]}..."
+    return without_controls(text)
+
+
+def without_controls(text: str) -> str:
+    """Text in which what a terminal would obey is spelt out: items may come from anybody."""
     whole = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in " ".join(whole.split(" ")))
+    return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in whole)
 
 
 def said(error: BaseException) -> str:

@@ -43,7 +43,7 @@ def test_help_is_about_genius_and_nothing_else() -> None:
     shown = pydoc.plain(pydoc.render_doc(Genius))
     assert len(shown.splitlines()) < 250  # it was 1,132 when a model was a torch module
     assert "Module" not in shown and "forward" not in shown and "nn." not in shown
-    for name in ("from_pretrained", "save_pretrained", "embed_items", "embed_queries"):
+    for name in ("from_pretrained", "from_encoder", "save_pretrained", "embed_items", "embed_queries"):
         assert name in shown
 
 

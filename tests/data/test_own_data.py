@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius.data import ImageFolder, Karpathy, Pairs, open_collection
+from genius.data import CaptionedImages, Pairs, open_collection
 from genius.data.collection import check_collection
 from genius.errors import GeniusError
 from genius.types import Modality
@@ -91,15 +91,15 @@ def test_bad_pairs_are_counted_and_named(folder: Path) -> None:
 
 def test_image_folder_with_captions(folder: Path) -> None:
     with pytest.raises(GeniusError, match="has no captions"):
-        ImageFolder(folder)
+        open_collection(folder)
     (folder / "a.txt").write_text("a red square\nred\n")
     (folder / "b.txt").write_text("a blue square\n")
     data = open_collection(folder)
-    assert isinstance(data, ImageFolder)
+    assert isinstance(data, CaptionedImages)
     summary = check_collection(data)
     assert summary.queries == 5 and summary.items == 5 and summary.pairs == 6
     write(folder / "metadata.jsonl", [{"file_name": "a.png", "text": "rouge"}])
-    assert [q.query.text for q in ImageFolder(folder).queries()] == ["rouge", None]
+    assert [q.query.text for q in open_collection(folder).queries()] == ["rouge", None]
 
 
 def test_karpathy_splits(tmp_path: Path) -> None:
@@ -112,11 +112,11 @@ def test_karpathy_splits(tmp_path: Path) -> None:
         images.append({"filepath": "val2014", "filename": name, "imgid": number, "split": split, "sentences": sentences})
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
     data = open_collection(tmp_path)
-    assert isinstance(data, Karpathy) and [t.title for t in data.tasks] == ["COCO text->image", "COCO image->text"]
+    assert isinstance(data, CaptionedImages) and [t.title for t in data.tasks] == ["COCO text->image", "COCO image->text"]
     summary = check_collection(data)
     assert (summary.queries, summary.items, summary.pairs) == (12, 12, 20)
     assert check_collection(open_collection(f"coco:{tmp_path}", split="train")).queries == 12
     first = next(data.queries())
     assert first.positives == ("coco:i2",) and data.tasks[0].target == Modality.IMAGE
     with pytest.raises(GeniusError, match="no images of split 'val'"):
-        Karpathy(tmp_path, split="val")
+        open_collection(tmp_path, split="val")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from genius import Genius, GeniusError, Index, Item, from_encoder
+from genius import Genius, GeniusError, Index, Item
 from genius.encoders.objects import as_encoder
 from genius.fit import FitConfig
 
@@ -72,7 +72,7 @@ def texts() -> list[Item]:
 @pytest.mark.parametrize("source", [Both(), LikeSentenceTransformer()], ids=["own methods", "sentence-transformers"])
 def test_a_collection_is_fitted_and_searched_over_an_object(source: object, tmp_path: Path) -> None:
     items = pictures() + [Item(f"text {item.id}", text=item.text) for item in texts()]
-    model = from_encoder(source).fit(items, config=QUICK)  # type: ignore[call-arg]
+    model = Genius.from_encoder(source).fit(items, config=QUICK)  # type: ignore[call-arg]
     assert model.config.width == WIDTH
     index = Index(tmp_path / "i.genius", model)
     index.add(items)
@@ -82,7 +82,7 @@ def test_a_collection_is_fitted_and_searched_over_an_object(source: object, tmp_
 
 
 def test_a_saved_model_asks_for_its_object_and_takes_no_other(tmp_path: Path) -> None:
-    model = from_encoder(Both()).fit(pictures(), config=QUICK)  # type: ignore[call-arg]
+    model = Genius.from_encoder(Both()).fit(pictures(), config=QUICK)  # type: ignore[call-arg]
     model.save_pretrained(tmp_path / "m")
     with pytest.raises(GeniusError, match=r"was a Python object \(Both\).*encoder=OBJECT"):
         Genius.from_pretrained(tmp_path / "m")
@@ -93,7 +93,7 @@ def test_a_saved_model_asks_for_its_object_and_takes_no_other(tmp_path: Path) ->
 
 
 def test_a_text_only_object(tmp_path: Path) -> None:
-    model = from_encoder(Words()).fit(texts(), config=QUICK)  # type: ignore[call-arg]
+    model = Genius.from_encoder(Words()).fit(texts(), config=QUICK)  # type: ignore[call-arg]
     index = Index(tmp_path / "i.genius", model)
     index.add(texts())
     assert index.search("green", k=1)[0].id == "green"
@@ -156,11 +156,3 @@ def test_a_real_sentence_transformer(tmp_path: Path) -> None:
     torch.testing.assert_close(encoder.encode_texts(["a red thing"]), expected)
     with pytest.raises(GeniusError, match="reads texts only"):
         encoder.encode_images([Image.new("RGB", (8, 8))])
-
-
-def test_the_methods_of_before_name_the_functions_of_today(tmp_path: Path) -> None:
-    with pytest.raises(GeniusError, match=r"is genius\.from_encoder"):
-        Genius.from_encoder("bundled:mini")
-    index = Index.create(tmp_path / "own.genius", dim=2)
-    with pytest.raises(GeniusError, match=r"is genius\.reencode"):
-        index.reencode("bundled:mini")

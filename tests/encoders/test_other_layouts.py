@@ -15,7 +15,7 @@ from colour_clip import COLOURS, photo, write_clip
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from genius import GeniusError, Index, Item, from_encoder
+from genius import Genius, GeniusError, Index, Item
 from genius.encoders import load_encoder
 from genius.encoders.objects import as_encoder
 from genius.encoders.openai_clip import BLOCK
@@ -174,7 +174,7 @@ def test_a_sentence_transformer_of_texts_and_images(clip: Path, tmp_path: Path) 
     images = torch.as_tensor(source.encode(PICTURES[:2]))
     assert torch.allclose(encoder.encode_images(PICTURES[:2]), images, atol=1e-5)
     items = [Item(colour, image=picture) for colour, picture in zip(COLOURS, PICTURES, strict=True)]
-    model = from_encoder(source).fit(items, config=FitConfig(steps=5))  # type: ignore[call-arg]
+    model = Genius.from_encoder(source).fit(items, config=FitConfig(steps=5))  # type: ignore[call-arg]
     index = Index(tmp_path / "i.genius", model)
     index.add(items)
     first = next(iter(COLOURS))

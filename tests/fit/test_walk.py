@@ -16,7 +16,7 @@ from processes import call as other_process
 from processes import held_after_questions, on_ramp_without_room
 from typer.testing import CliRunner, Result
 
-from genius import Genius, GeniusError, Index, Item, from_encoder
+from genius import Genius, GeniusError, Index, Item
 from genius.cli import app
 from genius.encoders.base import encode_items
 from genius.errors import counted
@@ -189,7 +189,7 @@ def test_cut_outs_are_given_back_before_anything_is_fitted(tmp_path: Path) -> No
 
 def test_python(clip: Path, tmp_path: Path) -> None:
     items = [Item(f"{colour}-{i}", image=photo(colour, i)) for colour in COLOURS for i in range(4)]
-    model = from_encoder(clip).fit(items)
+    model = Genius.from_encoder(clip).fit(items)
     assert model.knows is not None and model.knows.fit["exhaustive"] and model.knows.items == len(items)
     model.save_pretrained(tmp_path / "model")
     with Index(tmp_path / "a.genius", tmp_path / "model") as index:
@@ -197,9 +197,9 @@ def test_python(clip: Path, tmp_path: Path) -> None:
         assert [hit.id.split("-")[0] for hit in index.search(text="green", k=3)] == ["green"] * 3
         assert index.search(image=photo("purple", 77), target="image", k=1)[0].id.startswith("purple")
     with pytest.raises(GeniusError, match="expected an Item"):
-        from_encoder(clip).fit(["a"])  # type: ignore[list-item]
+        Genius.from_encoder(clip).fit(["a"])  # type: ignore[list-item]
     with pytest.raises(GeniusError, match="none of the"):
-        from_encoder(clip).fit([Item("x", image=tmp_path / "gone.png")])
+        Genius.from_encoder(clip).fit([Item("x", image=tmp_path / "gone.png")])
 
 
 def test_version() -> None:

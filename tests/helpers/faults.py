@@ -111,14 +111,19 @@ def contents(index: Index) -> Contents:
     return items
 
 
-def base(folder: Path, model: Genius) -> None:
+def base(folder: Path, model: Genius, vectors: bool = True) -> None:
     """A small index with several fragments, an upsert, a deletion and a compaction."""
-    with Index(folder / "x.genius", model, thumbnails=0) as index:
+    with Index(folder / "x.genius", model, thumbnails=0, vectors=vectors) as index:
         index.add(things(0, 12))
         index.upsert(things(3, 5))
         index.delete("t7")
         index.optimize()
         index.add(things(12, 15))
+
+
+def codes_alone(folder: Path, model: Genius) -> None:
+    """The same without vectors."""
+    base(folder, model, vectors=False)
 
 
 def many_changes(folder: Path, model: Genius) -> None:
@@ -357,6 +362,7 @@ QUERIES = [{"text": f"number {number}", "target": "text"} for number in range(80
 OPERATIONS: dict[str, Operation] = {
     "add": Operation(lambda f, m, i: i.add(things(20, 23))),
     "upsert": Operation(lambda f, m, i: i.upsert([Item("t2", text="anew"), *things(30, 32)])),
+    "upsert codes": Operation(lambda f, m, i: i.upsert([Item("t2", text="anew")]), {"codes alone": (codes_alone,)}),
     "delete": Operation(lambda f, m, i: i.delete(["t4", "t13"])),
     "optimize": Operation(lambda f, m, i: i.optimize(keep=timedelta(0))),
     "add a field": Operation(lambda f, m, i: i.add([Item("t20", text="thing number 20", metadata={"colour": "red"})])),

@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lancedb
+import numpy as np
+import pyarrow as pa
+
+from genius.index.folder import about_of, open_store, write_about
 from genius.index.ledger import Ledger, _line, seal
 from genius.index.paths import OWN
+from genius.index.reader import good_rows, resealed
+from genius.index.store import Store
 
 SECRET = "the secret of the house"
+HALF = np.float16(0.5)
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,24 @@ def all_hostile() -> list[Hostile]:
         Hostile("table: a manifest cut short, the ledger lying with it", _lying_manifest),
         Hostile("table: a data file of noise, the ledger lying with it", _lying_data),
         Hostile("table: a file in its place", lambda h, i: instead(i / "items.lance", lambda p: p.write_text("x"))),
+        Hostile("table: a clone that reads from another folder", _clone),
+        Hostile("table: without codes", _rows(lambda t: t.drop_columns(["_codes"]))),
+        Hostile("table: without vectors", _rows(lambda t: t.drop_columns(["_embedding"]))),
+        Hostile("table: ids that are numbers", _column("id", pa.int64(), lambda n: n)),
+        Hostile("table: texts that are numbers", _column("text", pa.int64(), lambda n: n)),
+        Hostile("table: numbers of 32 bits", _column("_seq", pa.int32(), lambda n: n)),
+        Hostile("table: codes of two levels", _column("_codes", pa.list_(pa.uint16(), 2), lambda n: [1, 1])),
+        Hostile("table: vectors of another width", _column("_embedding", pa.list_(pa.float16(), 16), lambda n: [HALF] * 16)),
+        Hostile("table: vectors of 32-bit floats", _column("_embedding", pa.list_(pa.float32(), 32), lambda n: [0.5] * 32)),
+        Hostile("table: 300 columns", _rows(_with_columns), opens=True),
+        Hostile("rows: the same number", _column("_seq", pa.int64(), lambda n: 7)),
+        Hostile("rows: numbers far apart", _column("_seq", pa.int64(), lambda n: n << 56), opens=True),
+        Hostile("rows: codes beyond the codebooks", _column("_codes", pa.list_(pa.uint16(), 4), lambda n: [65535] * 4)),
+        Hostile("rows: codes of nothing", _column("_codes", pa.list_(pa.uint16(), 4), lambda n: [None] * 4)),
+        Hostile("rows: vectors of nothing", _column("_embedding", pa.list_(pa.float16(), 32), lambda n: [None] * 32)),
+        Hostile("rows: metadata that is no JSON", _column("_metadata", pa.string(), lambda n: "{")),
+        Hostile("rows: metadata of another type", _column("_metadata", pa.string(), lambda n: '{"n": "x"}'), opens=True),
+        Hostile("rows: an unknown modality", _column("modality", pa.string(), lambda n: "smell\n")),
         Hostile("cache: items beyond count", lambda h, i: base_json(i, items=2**40), opens=True),
         Hostile("cache: files above", lambda h, i: base_json(i, files={"../../../secret.txt": "23:0"}), opens=True),
         Hostile("cache: vectors above", lambda h, i: base_json(i, vectors={"../../secret.txt": 23}), opens=True),
@@ -260,6 +286,56 @@ def _lying_data(home: Path, index: Path) -> None:
     path = newest(index, "data")
     path.write_bytes(os.urandom(path.stat().st_size))
     _agree(index, path)
+
+
+def _clone(home: Path, index: Path) -> None:
+    """A manifest that names another place with files of the table."""
+    path = newest(index, "_versions")
+    body = path.read_bytes()
+    (start,) = struct.unpack("<Q", body[-16:-8])
+    (size,) = struct.unpack("<I", body[start : start + 4])
+    place = str(home / "docs").encode()
+    base = b"\x18\x01\x22" + bytes([len(place)]) + place  # is the root of a dataset, path
+    field = b"\x92\x01" + bytes([len(base)]) + base  # number 18
+    end = start + 4 + size
+    path.write_bytes(body[:start] + struct.pack("<I", size + len(field)) + body[start + 4 : end] + field + body[end:])
+    _agree(index, path)
+
+
+def _rows(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path, Path], None]:
+    """Other rows, with the right checksums."""
+
+    def make(home: Path, index: Path) -> None:
+        described = about_of(index)
+        store = open_store(index, described)
+        table = change(pa.Table.from_batches(list(good_rows(store.at(store.latest())))))
+        fresh = index.with_name("fresh")
+        fresh.mkdir()
+        database = lancedb.connect(fresh)
+        batches = list(resealed(iter(table.to_batches()), table.schema))
+        database.create_table("items", data=pa.Table.from_batches(batches, table.schema))
+        Store(fresh).begin_ledger(described.to_dict())
+        write_about(fresh, described)
+        shutil.rmtree(index)
+        fresh.rename(index)
+
+    return make
+
+
+def _column(name: str, data_type: pa.DataType, value: Callable[[int], object]) -> Callable[[Path, Path], None]:
+    """A column of another type, or of other values: `value` of the number of each row."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = pa.array([value(number) for number in range(table.num_rows)], data_type)
+        return table.set_column(table.schema.get_field_index(name), pa.field(name, data_type), values)
+
+    return _rows(change)
+
+
+def _with_columns(table: pa.Table) -> pa.Table:
+    for number in range(300):
+        table = table.append_column(f"c{number}", pa.array([0.0] * table.num_rows))
+    return table
 
 
 def _agree(index: Path, path: Path) -> None:

@@ -363,3 +363,16 @@ def test_the_recursion_limit_is_not_ours_to_break() -> None:
     depth = 3000
     with pytest.raises(GeniusError, match="nested"):
         compile_where("(" * depth + "price = 1" + ")" * depth, {"price": "number"})
+
+
+def test_texts_of_strangers_do_not_command_the_terminal(model_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.genius"
+    with Index(path, model_folder) as index:
+        index.add([Item(f"t{n}", text="a \x1b]0;owned\x07\x1b[2J car", metadata={"note": "b\x1b[31m"}) for n in range(3)])
+        index.index_words()
+    for command in (["search", str(path), "a car"], ["search", str(path), "a car", "--mode", "words"], ["duplicates", str(path)]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert "t0" in result.output
+        assert not [line for line in result.output.splitlines() if not line.isprintable()]
+    assert "\\x1b[2J car" in CliRunner().invoke(app, ["search", str(path), "a car"]).output

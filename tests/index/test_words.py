@@ -95,6 +95,16 @@ def test_hybrid_is_the_fusion_of_both_rankings(shop: Index) -> None:
     assert "similarity 1, words 4" in explained.summary and explained.to_dict()["fusion"]["words"] == WORDS_WEIGHT
 
 
+def test_stems_alone_have_half_of_the_weight(index: Index) -> None:
+    index.add([Item("stem", text="shoes"), Item("form", text="shoe")])
+    index.index_words()
+    scores = {}
+    for hit in index.search("shoe", mode="hybrid", target="any", words_weight=100.0):
+        assert hit.ranks is not None
+        scores[hit.id] = (hit.score - 1 / (RANK_CONSTANT + hit.ranks["similarity"])) * (RANK_CONSTANT + hit.ranks["words"])
+    assert scores == pytest.approx({"form": 100.0, "stem": 50.0})
+
+
 def test_what_is_written_later_is_found_and_what_is_deleted_is_not(shop: Index) -> None:
     shop.add([Item("late.txt", text="a purple umbrella", metadata={"sku": "QQ-1"})])
     assert ids(shop, "umbrella", mode="words") == ["late.txt"] and ids(shop, "QQ-1", mode="words")[0] == "late.txt"

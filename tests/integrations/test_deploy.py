@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from genius import Index, Item
 from genius.config import read_config
 from genius.serve.settings import ServeConfig
 
@@ -61,3 +65,23 @@ def test_the_proxy_limits_what_the_service_accepts() -> None:
         assert directive in text
     largest = re.search(r"client_max_body_size (\d+)m;", text)
     assert largest is not None and int(largest[1]) * 1_000_000 <= ServeConfig().max_body_bytes
+
+
+def test_the_health_check_of_the_dockerfile_tells_a_service_that_answers_from_none(tmp_path: Path) -> None:
+    """Its command, as it stands, against a real `genius serve` on another port; then without the service."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.search(r"^HEALTHCHECK.*?CMD (\[.*\])$", text, re.M)
+    assert found is not None
+    _, *arguments = json.loads(found[1])
+    with Index.create(tmp_path / "own.genius", dim=3) as index:
+        index.add([Item("a", vector=[1.0, 0.0, 0.0])])
+    command = [sys.executable, "-m", "genius", "serve", str(tmp_path / "own.genius"), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+            check = [sys.executable, *(argument.replace("http://127.0.0.1:8000", url) for argument in arguments)]
+            assert subprocess.run(check, timeout=60).returncode == 0
+        finally:
+            process.terminate()
+    assert subprocess.run(check, stderr=subprocess.DEVNULL, timeout=60).returncode != 0

@@ -41,10 +41,11 @@ def test_the_code_of_the_guide_runs(title: str, block: str, tmp_path: Path, monk
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """A real `genius serve` over two collections, on a free port."""
-    paths = [folder / "photos.genius", folder / "notes.genius"]
-    for path in paths:
-        Index.create(path, "bundled:mini")
+    """A real `genius serve` over three collections, on a free port."""
+    paths = [folder / "photos.genius", folder / "notes.genius", folder / "own.genius"]
+    Index.create(paths[0], "bundled:mini")
+    Index.create(paths[1], "bundled:mini").index_words()
+    Index.create(paths[2], dim=3)
     command = [sys.executable, "-m", "genius", "serve", *map(str, paths), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -62,6 +62,9 @@ index.delete("bicycle")
 index.upsert([Item("blue", text="now a text")])
 out["after"] = sorted(hit.id for hit in index.search("a red bicycle", target="any"))
 index.close()
+codes_only = Index(folder / "codes.genius", "bundled:mini", vectors=False)
+codes_only.add([Item("bicycle", text="a red bicycle"), Item("sea", text="the sea"), Item("boat", text="a boat")])
+out["codes"] = [[hit.id, hit.score, hit.codes] for hit in codes_only.search("a red bicycle", target="text")]
 out["torch"] = "torch" in sys.modules
 print(json.dumps(out))
 """
@@ -103,6 +106,9 @@ def test_a_process_without_torch_answers_as_one_with_torch(folder: Path) -> None
             "negative": index.search("a bicycle", minus="the sea", target="text"),
             "where": index.search("a red bicycle", where="price < 3"),
         }
+    with Index(folder / "d.genius", Genius.from_pretrained("bundled:mini"), vectors=False) as index:
+        index.add([Item("bicycle", text="a red bicycle"), Item("sea", text="the sea"), Item("boat", text="a boat")])
+        expected["codes"] = index.search("a red bicycle", target="text")
     for name, hits in expected.items():
         assert [[hit.id, list(hit.codes)] for hit in hits] == [[item_id, codes] for item_id, _, codes in out[name]], name
         np.testing.assert_allclose([hit.score for hit in hits], [score for _, score, _ in out[name]], atol=2e-3)

@@ -14,10 +14,11 @@ from genius.model.bias_choice import (
     choose_crossed,
     directions,
     fitting,
+    limits,
     mean_similarity,
     shrink,
 )
-from genius.model.query_bank import TEMPERATURE, QueryBank
+from genius.model.query_bank import TEMPERATURE, UNJUDGED_WEIGHT, QueryBank
 
 WIDTH = 32
 TEXT, IMAGE = 1, 0
@@ -100,6 +101,17 @@ def test_agreement_falls_with_noise_and_the_weight_with_few_queries() -> None:
     assert 0 < few < many < 600 / 1100
     assert shrink(bank(queries[:60]), items, modality).bias_weight(TEXT, IMAGE) == 0  # too few to say anything
     assert not directions(bank(queries, real=False))
+
+
+def test_what_training_chose_limits_what_a_log_without_positives_does() -> None:
+    items, queries, _ = hubs()
+    modality = np.zeros(len(items), np.int64)
+    weights = np.zeros((3, 3), np.float32)
+    weights[TEXT, IMAGE] = 0.65
+    strong = bank(queries[:300], bias_weights=weights, bias_temperatures=np.full((3, 3), TEMPERATURE, np.float32))
+    none = bank(queries[:300], bias_weights=0 * weights, bias_temperatures=strong.bias_temperatures)
+    found = [shrink(bank(queries), items, modality, limits(known)).bias_weight(TEXT, IMAGE) for known in (None, strong, none)]
+    assert found[0] == pytest.approx(UNJUDGED_WEIGHT) and UNJUDGED_WEIGHT < found[1] <= 0.65 and found[2] == 0
 
 
 def test_queries_of_something_else_do_not_count() -> None:

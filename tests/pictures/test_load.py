@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def saved(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes are no files there")
+@pytest.mark.parametrize("name", ["pipe.png", "pipe.svg"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(load_image, tmp_path / name)
+        try:
+            with pytest.raises(GeniusError, match="not a regular file"):
+                future.result(60)
+        finally:
+            os.close(os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK))  # whoever waits goes on
 
 
 # -- formats ---------------------------------------------------------------------------------------------------

@@ -63,6 +63,22 @@ def test_queries_with_and_without_a_target_share_a_batch(model) -> None:
         assert_same(found.codes[q], found.scores[q], reference_beam(GENERATORS[model], codes, z[q], 6, target=target))
 
 
+def test_scores_of_the_first_level_may_be_given() -> None:
+    """They take the place of the generator's; one that is out of the question finds nothing before all others."""
+    rng = np.random.default_rng(2)
+    codes = random_codes(rng, 40, 1.0)
+    generator = GENERATORS[0, "level"]
+    z = torch.nn.functional.normalize(torch.from_numpy(rng.standard_normal((1, 8))).float(), dim=1)
+    trie = CodeTrie.build(codes, SIZES)
+    wanted = beam_search(generator, trie, z, 6, target=torch.tensor([1]))
+    found = beam_search(generator, trie, z, 6, first=torch.tensor([[-100.0, 0.0, -100.0]]))
+    there = wanted.ids[0] >= 0
+    assert torch.equal(found.codes[0][there], wanted.codes[0][there])
+    assert torch.allclose(found.scores[0][there], wanted.scores[0][there], atol=1e-5)
+    moved = beam_search(generator, trie, z, 6, first=torch.tensor([[-104.0, -4.0, -104.0]]))
+    assert torch.allclose(moved.scores[0][there], wanted.scores[0][there] - 1, atol=1e-5)  # four levels
+
+
 def assert_same(codes: torch.Tensor, scores: torch.Tensor, expected: list[tuple[tuple[int, ...], float]]) -> None:
     count = len(expected)
     assert (codes[count:] == -1).all() and torch.isneginf(scores[count:]).all()

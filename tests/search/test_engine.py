@@ -121,6 +121,23 @@ def test_an_unknown_target_equals_dense_given_the_target() -> None:
         assert set(codes[unknown.rows[0], 0]) == {target}
 
 
+@pytest.mark.parametrize("reranker", ["none", "embeddings"])
+def test_beams_take_the_modality_from_the_query_bank(reranker: str) -> None:
+    """With a bank that is sure, few beams find what they find where the target is given."""
+    codes, stored, z = collection(2, 400)
+    engine = engine_of(codes, stored, bank=bank_of(z))
+    params = SearchParams(plan="beam", beams=12, reranker=reranker)
+    for query, target in enumerate((0, 1, 2)):
+        own = z[query : query + 1]
+        unknown = engine.search(own, k=5, params=params)
+        assert unknown.rows.tolist() == engine.search(own, k=5, params=params, target=torch.tensor([target])).rows.tolist()
+        assert set(codes[unknown.rows[0], 0]) == {target}
+        trace = engine.trace(own, codes[unknown.rows[0]], params=params)
+        assert trace.steps[0].kept[0].prefix == (target,)
+        if reranker == "none":
+            assert np.allclose(trace.paths.mean(1).numpy(), unknown.scores[0], atol=1e-5)
+
+
 def test_scores_keep_their_scale_where_no_item_is_of_the_likeliest_modality() -> None:
     """Items of the likeliest modality that there is have their similarity as score; others less."""
     codes, stored, z = collection(2, 400)

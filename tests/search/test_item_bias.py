@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from genius.model.config import GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, QueryBank
+from genius.model.query_bank import PSEUDO_QUERIES, TEMPERATURE, UNJUDGED_WEIGHT, QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams, flat
 from genius.search.engine import BIAS_IN_LOG_P
 from genius.search.item_bias import ItemBias
@@ -46,7 +46,7 @@ def engine(vectors: torch.Tensor, modality: torch.Tensor, **more: object) -> Sea
 
 
 def by_formula(queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    weight = len(queries) / (len(queries) + PSEUDO_QUERIES)
+    weight = min(UNJUDGED_WEIGHT, len(queries) / (len(queries) + PSEUDO_QUERIES))
     raw = weight * TEMPERATURE * (torch.logsumexp(queries @ vectors.T / TEMPERATURE, 0) - math.log(len(queries)))
     return raw - raw.mean()
 
@@ -94,7 +94,7 @@ def test_one_query_gets_what_it_gets_in_a_batch() -> None:
     found = engine(unit(300, 4), modality, bank=known).item_bias
     assert found is not None
     asked = np.array([TEXT, IMAGE, -1, 2, TEXT])
-    rows = np.random.default_rng(0).integers(-1, 300, (5, 40))
+    rows = np.random.default_rng(0).integers(0, 300, (5, 40))
     together = found.take(asked, rows)
     assert (together[0] != 0).any() and (together[1] != 0).any() and not together[2:4].any()
     for place in range(5):
@@ -224,7 +224,7 @@ def test_a_hub_is_found_less_often() -> None:
 def test_a_small_bank_corrects_little() -> None:
     small = bank(70).item_bias(unit(50, 4), TEXT, IMAGE)
     large = bank(4000).item_bias(unit(50, 4), TEXT, IMAGE)
-    assert small.std() < 0.25 * large.std()
+    assert small.std() < 0.5 * large.std()
     assert not bank(60).item_bias(unit(50, 4), TEXT, IMAGE).any()
 
 

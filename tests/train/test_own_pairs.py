@@ -19,7 +19,7 @@ from genius.model.genius import Genius
 from genius.train import train
 from genius.train.config import EncoderStageConfig
 from genius.train.encoder import TowersStage
-from genius.types import Query
+from genius.types import Modality, Query, instruction_for
 
 
 def word_tokens() -> Tokens:
@@ -87,6 +87,9 @@ def test_pairs_to_model_with_trained_towers(pairs: Path, encoder: Path, tmp_path
     untrained = MiniEncoder.load(encoder, json.loads((encoder / "encoder.json").read_text()))
     assert model.encoder is not None and model.encoder.fingerprint() != untrained.fingerprint()
     assert model.embed_queries([Query(text="a small red circle")]).z.shape == (1, 16)
+    usual = model.embed_queries([Query(text="a small red circle", instruction=instruction_for(Modality.TEXT, Modality.IMAGE))]).z
+    worded = model.embed_queries([Query(text="a small red circle", instruction="Some snapshots, please.")]).z
+    assert torch.allclose(worded, usual)  # its training data had the usual wordings, and the model says so
     assert train(config, quiet=True).model.fingerprint() == trained.model.fingerprint()  # a second call trains nothing
 
 

@@ -15,13 +15,13 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
-from genius.errors import GeniusError
+from genius.errors import GeniusError, without_controls
 from genius.files import url_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-console = Console(stderr=True)
+console = Console(stderr=True, emoji=False)  # names are shown as they are: ":cat:" is no picture
 """Progress and notes go to stderr: stdout is for results."""
 
 EVERY = 10.0  # seconds between lines where there is no terminal
@@ -50,7 +50,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except OSError as error:
             message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
             status = 2
-        print(f"genius: {message}", file=sys.stderr)
+        print(f"genius: {without_controls(message)}", file=sys.stderr)
         raise typer.Exit(status)
 
     wrapped.__doc__ = help_text(function.__doc__ or "")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genius.cli.common import command, console, emit, note, tell
-from genius.errors import GeniusError, counted
+from genius.errors import GeniusError, counted, without_controls
 
 if TYPE_CHECKING:
     from genius.demo import DemoResult
@@ -494,7 +494,7 @@ def info(
     if body["advice"] is not None:
         print(f"  note      {body['advice']}")
     for name, data_type in body["metadata"].items():
-        print(f"  metadata  {name} ({data_type})")
+        print(f"  metadata  {without_controls(name)} ({data_type})")
     for version in body.get("versions", []):
         print(f"  version   {version['version']}  {version['time'][:19]}  {counted(version['items'], 'item')}")
 
@@ -582,18 +582,6 @@ def _as_json(shown: DemoResult) -> dict[str, Any]:
     return {"task": shown.title, "text": shown.query.text, "hits": hits}
 
 
-def _photos(output: Path) -> dict[str, Any]:
-    """Index and search sample photos, where a package with samples is installed."""
-    from genius.demo import sample_photos, search_with_crops
-
-    files = sample_photos()
-    place = output.with_name(f"{output.stem}-photos{output.suffix}")
-    results = []
-    if files:
-        results = search_with_crops(files, place)
-    return {"index": str(place), "photos": len(files), "found": sum(result.photo == result.first for result in results)}
-
-
 @command
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder to create.")] = Path("demo.genius"),
@@ -625,9 +613,8 @@ def demo(
             index.add(items, on_progress=lambda report: progress.advance(task, report.added + report.existing))
     shown = run_showcase(index, collection)
     contact_sheet(shown, sheet)
-    photos = _photos(output)
     if as_json:
-        body = {"index": str(output), "items": index.count(), "sheet": str(sheet), "photos": photos}
+        body = {"index": str(output), "items": index.count(), "sheet": str(sheet)}
         emit({**body, "searches": [_as_json(s) for s in shown]})
         return
     for s in shown:
@@ -639,10 +626,6 @@ def demo(
         print(f"\n{s.title}:  {' + '.join(parts)}")
         for hit in s.hits[:5]:
             print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
-    if photos["photos"]:
-        print(f"\nphotos:  {photos['photos']} samples of scikit-image, indexed with --encoder bundled:mini, without pairs")
-        print(f"  query by a crop of each: the whole photo ranks first for {photos['found']} of {photos['photos']}")
-        print("  (this encoder knows drawings; to find photos by text use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32)")
     print(f"\n{output} holds {counted(index.count(), 'item')}; queries and results are drawn in {sheet}. Next:")
     print(f'  genius search {output} --text "a sad face" --target image')
     print(f"  genius explain {output} --text umbrella        # how the ID is generated, code by code")

@@ -11,7 +11,7 @@ import typer
 
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
-from genius.errors import GeniusError, counted
+from genius.errors import GeniusError, counted, without_controls
 from genius.types import Item, Query
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def search(
         likely = ""
         if hit.probability is not None:
             likely = f"  {100 * hit.probability:3.0f} %"
-        print(f"{rank:3}  {hit.score:.4f}{likely}  {hit.id}{about(hit.item)}")
+        print(f"{rank:3}  {hit.score:.4f}{likely}  {without_controls(hit.id + about(hit.item))}")
     if open_first and hits and isinstance(hits[0].item.image, str | Path):
         typer.launch(str(hits[0].item.image))
     if hits and hits.doubtful:
@@ -224,7 +224,7 @@ def duplicates(
         emit({"groups": [{"ids": list(group.ids), "least": group.least} for group in groups]})
         return
     for group in groups:
-        print(f"{group.least:.4f}  {'  '.join(group.ids)}")
+        print(without_controls(f"{group.least:.4f}  {'  '.join(group.ids)}"))
     if not groups:
         print("no duplicates")
         return
@@ -295,8 +295,9 @@ def explain(
     if as_json:
         emit(found.to_dict())
         return
-    for line in _lines(found):
-        print(line)
+    for lines in _lines(found):
+        for line in lines.split("\n"):
+            print(without_controls(line))
 
 
 def _lines(found: Explanation) -> Iterator[str]:
@@ -366,7 +367,7 @@ def _explain_items(index: Index, ids: Sequence[str], neighbours: int, as_json: b
         emit({"results": paths})
         return
     for result in paths:
-        print(f"{result['id']}  ID {' '.join(map(str, result['codes']))}")
+        print(f"{without_controls(result['id'])}  ID {' '.join(map(str, result['codes']))}")
         for step in result["path"]:
             others = ", ".join(step["others"]) or "nothing else"
             print(f"  {' '.join(map(str, step['prefix'])):<40} {counted(step['count'], 'item', 9)}   {others}")
@@ -402,4 +403,4 @@ def _explain_prefix(index: Index, prefix: list[int | None], shown: int, as_json:
     for code, count in list(view.children.items())[:20]:
         print(f"  next code {code:>6}  {counted(count, 'item', 9)}".rstrip())
     for item in view.items:
-        print(f"  {item.id}{about(item)}")
+        print(f"  {without_controls(item.id + about(item))}")

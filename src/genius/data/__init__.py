@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,66 +131,98 @@ class Pairs:
         return files_fingerprint([self.path])
 
 
-class ImageFolder:
-    """A folder of images with captions."""
+@dataclass(frozen=True, slots=True)
+class Captioned:
+    """An image and its captions."""
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self.name = self.root.name
-        captions = self._captions()
-        if not captions:
-            raise GeniusError(
-                f"{self.root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt next to each image"
-            )
-        self._rows = sorted(captions.items())
+    id: str
+    path: str
+    captions: tuple[tuple[str, str], ...]  # id and text of each
+
+
+class CaptionedImages:
+    """Images with captions, and the two tasks that follow: caption -> image and image -> caption.
+
+    Args:
+        name: Of the collection; tasks begin with it.
+        title: Of its rows in tables.
+        images: In a stable order.
+        query_prefix: Before the id of what a query is made from.
+        fingerprint: Of the files that were read.
+    """
+
+    def __init__(
+        self, name: str, title: str, images: Sequence[Captioned], query_prefix: str, fingerprint: Callable[[], str]
+    ) -> None:
+        self.name = name
         self.tasks: tuple[Task, ...] = (
-            Task(f"{self.name}_text_to_image", self.name, Modality.TEXT, Modality.IMAGE),
-            Task(f"{self.name}_image_to_text", self.name, Modality.IMAGE, Modality.TEXT),
+            Task(f"{name}_text_to_image", title, Modality.TEXT, Modality.IMAGE),
+            Task(f"{name}_image_to_text", title, Modality.IMAGE, Modality.TEXT),
         )
-
-    def _captions(self) -> dict[str, list[str]]:
-        out: dict[str, list[str]] = {}
-        for name in ("metadata.csv", "metadata.jsonl"):
-            if (self.root / name).is_file():
-                for number, row in read_pairs(self.root / name):
-                    if isinstance(row, str):
-                        raise GeniusError(f"{self.root / name}:{number} is {row}")
-                    text = _text(row.get("text") or row.get("caption"))
-                    if row.get("file_name") and text:
-                        out.setdefault(str(row["file_name"]), []).append(text)
-                return out
-        for path in sorted(self.root.rglob("*")):
-            caption = path.with_suffix(".txt")
-            if path.suffix.lower() in IMAGE_SUFFIXES and caption.is_file():
-                lines = [line.strip() for line in caption.read_text(encoding="utf-8").splitlines()]
-                texts = [line for line in lines if line]
-                if texts:
-                    out[str(path.relative_to(self.root))] = texts
-        return out
+        self._images = images
+        self._prefix = query_prefix
+        self._fingerprint = fingerprint
 
     def queries(self) -> Iterator[JudgedQuery]:
         to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
-        for path, texts in self._rows:
-            names = [f"{path}#{i}" for i in range(len(texts))]
-            for name, text in zip(names, texts, strict=True):
-                yield JudgedQuery(f"?{name}", Query(text=text, instruction=to_image), (path,), 0)
-            yield JudgedQuery(f"?{path}", Query(image=str(self.root / path), instruction=to_text), tuple(names), 1)
+        for image in self._images:
+            for name, text in image.captions:
+                yield JudgedQuery(f"{self._prefix}{name}", Query(text=text, instruction=to_image), (image.id,), 0)
+            names = tuple(name for name, _ in image.captions)
+            yield JudgedQuery(f"{self._prefix}{image.id}", Query(image=image.path, instruction=to_text), names, 1)
 
     def pool(self) -> Iterator[Item]:
-        for path, texts in self._rows:
-            yield Item(path, image=str(self.root / path))
-            for i, text in enumerate(texts):
-                yield Item(f"{path}#{i}", text=text)
+        for image in self._images:
+            yield Item(image.id, image=image.path)
+            for name, text in image.captions:
+                yield Item(name, text=text)
 
     def local_pool(self, task: int) -> Iterator[str]:
-        for path, texts in self._rows:
+        for image in self._images:
             if task == 0:
-                yield path
+                yield image.id
             else:
-                yield from (f"{path}#{i}" for i in range(len(texts)))
+                yield from (name for name, _ in image.captions)
 
     def fingerprint(self) -> str:
-        return files_fingerprint([path for path in self.root.rglob("*") if path.is_file()])
+        return self._fingerprint()
+
+
+def image_folder(root: Path) -> CaptionedImages:
+    """A folder of images with captions."""
+    captions = _folder_captions(root)
+    if not captions:
+        raise GeniusError(f"{root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt next to each image")
+    images = [
+        Captioned(path, str(root / path), tuple((f"{path}#{i}", text) for i, text in enumerate(texts)))
+        for path, texts in sorted(captions.items())
+    ]
+
+    def fingerprint() -> str:
+        return files_fingerprint([path for path in root.rglob("*") if path.is_file()])
+
+    return CaptionedImages(root.name, root.name, images, "?", fingerprint)
+
+
+def _folder_captions(root: Path) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for name in ("metadata.csv", "metadata.jsonl"):
+        if (root / name).is_file():
+            for number, row in read_pairs(root / name):
+                if isinstance(row, str):
+                    raise GeniusError(f"{root / name}:{number} is {row}")
+                text = _text(row.get("text") or row.get("caption"))
+                if row.get("file_name") and text:
+                    out.setdefault(str(row["file_name"]), []).append(text)
+            return out
+    for path in sorted(root.rglob("*")):
+        caption = path.with_suffix(".txt")
+        if path.suffix.lower() in IMAGE_SUFFIXES and caption.is_file():
+            lines = [line.strip() for line in caption.read_text(encoding="utf-8").splitlines()]
+            texts = [line for line in lines if line]
+            if texts:
+                out[str(path.relative_to(root))] = texts
+    return out
 
 
 def _text(value: Any) -> str | None:
@@ -208,78 +241,43 @@ def _digest(*parts: object) -> str:
     return digest.hexdigest()[:16]
 
 
-class Karpathy:
-    """One split. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or ROOT."""
-
-    def __init__(self, root: str | Path, *, split: str = "test") -> None:
-        self._file = Path(root)
-        if not self._file.is_file():
-            self._file = self._find(self._file)
-        self.root = self._file.parent
-        try:
-            body = parse_json(self._file.read_bytes())
-            images = body["images"]
-            dataset = str(body.get("dataset", "coco"))
-        except (ValueError, KeyError, TypeError):
-            raise GeniusError(f"{self._file} is not a Karpathy split file") from None
-        wanted = {split}
-        if split == "train":
-            wanted = TRAIN
-        self._images: list[dict[str, Any]] = [image for image in images if image.get("split") in wanted]
-        if not self._images:
-            raise GeniusError(f"{self._file} has no images of split {split!r}")
-        self.split = split
-        self.name = dataset
-        title = TITLES.get(dataset, dataset)
-        self.tasks: tuple[Task, ...] = (
-            Task(f"{dataset}_text_to_image", title, Modality.TEXT, Modality.IMAGE),
-            Task(f"{dataset}_image_to_text", title, Modality.IMAGE, Modality.TEXT),
-        )
-
-    @staticmethod
-    def _find(root: Path) -> Path:
+def karpathy(root: Path, split: str) -> CaptionedImages:
+    """One of Karpathy's splits. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or
+    ROOT."""
+    file = root
+    if not file.is_file():
         files = sorted(root.glob("dataset_*.json"))
         if not files:
             raise GeniusError(f"no Karpathy split file (dataset_coco.json, dataset_flickr30k.json) in {root}")
-        return files[0]
+        file = files[0]
+    try:
+        body = parse_json(file.read_bytes())
+        rows = body["images"]
+        name = str(body.get("dataset", "coco"))
+    except (ValueError, KeyError, TypeError):
+        raise GeniusError(f"{file} is not a Karpathy split file") from None
+    wanted = {split}
+    if split == "train":
+        wanted = TRAIN
+    images = [_karpathy_image(file.parent, name, row) for row in rows if row.get("split") in wanted]
+    if not images:
+        raise GeniusError(f"{file} has no images of split {split!r}")
+    return CaptionedImages(name, TITLES.get(name, name), images, "q-", lambda: files_fingerprint([file], split))
 
-    def _path(self, image: dict[str, Any]) -> str:
-        name = str(image["filename"])
-        if image.get("filepath"):
-            return str(self.root / str(image["filepath"]) / name)
-        for folder in ("images", "flickr30k-images", "."):
-            if (self.root / folder / name).is_file():
-                return str(self.root / folder / name)
-        return str(self.root / name)
 
-    def _captions(self, image: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        for number, sentence in enumerate(image["sentences"]):
-            yield f"{self.name}:t{image['imgid']}.{number}", str(sentence["raw"])
-
-    def queries(self) -> Iterator[JudgedQuery]:
-        to_image, to_text = (instruction_for(task.query, task.target) for task in self.tasks)
-        for image in self._images:
-            item = f"{self.name}:i{image['imgid']}"
-            for name, caption in self._captions(image):
-                yield JudgedQuery(f"q-{name}", Query(text=caption, instruction=to_image), (item,), 0)
-            texts = tuple(name for name, _ in self._captions(image))
-            yield JudgedQuery(f"q-{item}", Query(image=self._path(image), instruction=to_text), texts, 1)
-
-    def pool(self) -> Iterator[Item]:
-        for image in self._images:
-            yield Item(f"{self.name}:i{image['imgid']}", image=self._path(image))
-            for name, caption in self._captions(image):
-                yield Item(name, text=caption)
-
-    def local_pool(self, task: int) -> Iterator[str]:
-        for image in self._images:
-            if task == 0:
-                yield f"{self.name}:i{image['imgid']}"
-            else:
-                yield from (name for name, _ in self._captions(image))
-
-    def fingerprint(self) -> str:
-        return files_fingerprint([self._file], self.split)
+def _karpathy_image(root: Path, dataset: str, row: Mapping[str, Any]) -> Captioned:
+    file_name = str(row["filename"])
+    path = root / file_name
+    if row.get("filepath"):
+        path = root / str(row["filepath"]) / file_name
+    else:
+        for folder in ("images", "flickr30k-images"):
+            if (root / folder / file_name).is_file():
+                path = root / folder / file_name
+                break
+    sentences = enumerate(row["sentences"])
+    captions = tuple((f"{dataset}:t{row['imgid']}.{number}", str(sentence["raw"])) for number, sentence in sentences)
+    return Captioned(f"{dataset}:i{row['imgid']}", str(path), captions)
 
 
 def open_collection(
@@ -302,9 +300,9 @@ def open_collection(
     if tasks:
         raise GeniusError("only a dataset in M-BEIR's layout has tasks to choose from")
     if scheme in ("coco", "flickr30k"):
-        return Karpathy(path, split=split)
+        return karpathy(path, split)
     if scheme == "images":
-        return ImageFolder(path)
+        return image_folder(path)
     return Pairs(path)
 
 

@@ -37,6 +37,7 @@ from genius.encoders.base import (
 )
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.model.known_instructions import KnownInstructions
 from genius.pictures import PictureWorkers
 from genius.types import Item, Modality, Query, query_text
 from genius.weight_files import read_tensors
@@ -72,6 +73,7 @@ class _Plan:
     pools: dict[int, list[str]]
     names: dict[int, str]
     times: dict[str, int]  # of queries that an epoch visits more than once
+    instructions: KnownInstructions | None  # of the queries, if they are a fixed set
 
 
 def extract(
@@ -132,7 +134,10 @@ def _plan(collection: Collection) -> _Plan:
     tasks = []
     positives = {}
     times = {}
+    used: dict[tuple[str | None, Modality, Modality], None] = {}
     for judged in collection.queries():
+        target = collection.tasks[judged.task].target
+        used.setdefault((judged.query.instruction, judged.query.modality, target))
         query_ids.append(judged.id)
         tasks.append(judged.task)
         positives[judged.id] = [name for name in judged.positives if name in known]  # others are in other pools
@@ -144,7 +149,7 @@ def _plan(collection: Collection) -> _Plan:
         if pool is not None:
             pools[number] = list(dict.fromkeys(pool))
     names = {number: task.key for number, task in enumerate(collection.tasks)}
-    return _Plan(query_ids, tasks, positives, pool_ids, pools, names, times)
+    return _Plan(query_ids, tasks, positives, pool_ids, pools, names, times, KnownInstructions.of(used))
 
 
 STAMP = "extract.json"
@@ -393,6 +398,8 @@ def _finish(directory: Path, plan: _Plan) -> FeatureSet:
         times=times,
     )
     _write_problems(directory)
+    if plan.instructions is not None:
+        plan.instructions.save(directory)
     result.save(directory, vectors=not whole)  # the vectors are in place already, unless rows were dropped
     shutil.rmtree(directory / "progress", ignore_errors=True)
     return FeatureSet.load(directory)

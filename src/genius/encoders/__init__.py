@@ -177,7 +177,7 @@ def _image_module(directory: Path) -> Path:
     if other == "Pooling" or (other is None and not (paths[0] / "config.json").is_file()):
         raise GeniusError(
             f"{directory} is a sentence-transformers model that reads texts only: choose one with an image tower, "
-            "such as a CLIP, or pass the object to genius.from_encoder"
+            "such as a CLIP, or pass the object to Genius.from_encoder"
         )
     if other is not None:
         raise GeniusError(f"{directory} has a {other} layer after its towers, which is not supported")

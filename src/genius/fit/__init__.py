@@ -314,26 +314,6 @@ def recall_of_searches(model: Genius, z: Tensor, codes: Tensor, queries: Tensor)
     return out
 
 
-def from_encoder(encoder: str | Path | object, *, device: str | torch.device = "cpu") -> Unfitted:
-    """Start a model from an encoder: `.fit(items)` fits codes and decoder to a collection, without query-item pairs.
-
-    Args:
-        encoder: A URI (`hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, `bundled:mini`), or an object: one
-            with `encode_texts` and, if it reads images, `encode_images`; or a `SentenceTransformer`.
-        device: Where an encoder that is a torch module runs.
-
-    Returns:
-        The encoder with a method `fit(items)` that returns a `Genius`.
-
-    Raises:
-        GeniusError: If there is no such encoder, or the object has none of these methods.
-
-    Examples:
-        >>> model = genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
-    """
-    return Unfitted(encoder, device)
-
-
 class Unfitted:
     """An encoder without codes and decoder.
 

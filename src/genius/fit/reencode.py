@@ -95,7 +95,7 @@ class Reencoded:
 
 
 def reencode(
-    folder: str | Path | Index,
+    folder: str | Path,
     encoder: str,
     *,
     skip_missing: bool = False,
@@ -107,8 +107,7 @@ def reencode(
     """Switch an index to another encoder, with a model that is fitted to its items.
 
     Args:
-        folder: The index, or its path. Others may search and change it meanwhile; their changes are carried over. An open
-            `Index` follows the switch.
+        folder: The index. Others may search and change it meanwhile; their changes are carried over.
         encoder: URI of the encoder.
         skip_missing: Leave out items whose original cannot be read any more, instead of refusing.
         device: Where the encoder runs.
@@ -123,12 +122,6 @@ def reencode(
         OriginalsMissing: Items cannot be encoded again. The index is as it was.
         GeniusError: There is no such index or encoder, or another process re-encodes it.
     """
-    if isinstance(folder, Index):
-        folder.check_writable()
-        done = reencode(folder.path, encoder, skip_missing=skip_missing, device=device, config=config, tell=tell, say=say)
-        folder.follows = True
-        folder.refresh()
-        return done
     path = Path(folder).resolve()  # a link to an index stays a link: what it leads to is replaced
     finish_swap(path)
     about = about_of(path)

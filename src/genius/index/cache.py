@@ -138,6 +138,7 @@ def build(
     at = 0
     for part_seqs, ids, part_codes in reader.codes():
         end = at + len(part_seqs)
+        _refuse_another_size("codes", part_codes, len(level_sizes))
         seqs[at:end] = part_seqs
         codes[at:end] = part_codes
         hashes[at:end] = [hash_id(i) for i in ids]
@@ -146,6 +147,8 @@ def build(
         raise GeniusError(f"the index holds {total} items but {at} could be read")
     order = np.argsort(seqs, kind="stable")  # after compaction or upserts the table's order is another
     seqs = seqs[order]
+    if (seqs[1:] == seqs[:-1]).any():
+        raise GeniusError("the index holds two items with the same number: it is damaged, or was not made by GENIUS")
     by_hash = np.argsort(hashes[order], kind="stable")
     trie = build_trie(codes[order], level_sizes)
     extents = None
@@ -172,6 +175,11 @@ def build(
     )
 
 
+def _refuse_another_size(what: str, rows: NDArray[Any], size: int) -> None:
+    if rows.shape[1] != size:
+        raise GeniusError(f"items of this index have {rows.shape[1]} {what}, its model makes {size}: it was made by another")
+
+
 def _copy(reader: Reader, seqs: NDArray[np.int64], width: int, folder: Path | None) -> NDArray[np.float16]:
     """(N, D) all vectors, in a file of `folder`, or in memory."""
     shape = (len(seqs), width)
@@ -181,6 +189,7 @@ def _copy(reader: Reader, seqs: NDArray[np.int64], width: int, folder: Path | No
     else:
         vectors = np.empty(shape, np.float16)
     for part_seqs, part in reader.embeddings():
+        _refuse_another_size("values", part, width)
         vectors[np.searchsorted(seqs, part_seqs)] = part
     return vectors
 
@@ -194,6 +203,7 @@ def _find(reader: Reader, seqs: NDArray[np.int64], width: int, index: Path) -> E
         return None
     try:
         for part_seqs, part in reader.embeddings():
+            _refuse_another_size("values", part, width)
             finder.add(np.searchsorted(seqs, part_seqs), part)
             if not finder.whole:
                 return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from genius.index import metadata as meta
 from genius.index.commit import hint_of, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
 from genius.index.ledger import ROW, SUM, VECTORS, Ledger, LedgerState, row_sums, size_in
-from genius.index.paths import ASIDE, LEDGER, refuse_foreign
+from genius.index.paths import ABOUT, ASIDE, LEDGER, refuse_foreign
 from genius.index.reader import Reader
 from genius.index.store import Store
 
@@ -212,6 +213,13 @@ def _goes(path: Path) -> bool:
 def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: CheckReport) -> None:
     """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
     stored = [name for name in (*VECTORS, SUM) if name in reader.schema.names]
+    sizes = {name: reader.schema.field(name).type.list_size for name in stored if name in VECTORS}
+    described = {"_codes": len(about.levels)}
+    if about.stored_width is not None:
+        described["_embedding"] = about.stored_width
+    if sizes != described:
+        report.problems.append(f"the table holds lists of {sizes}, where {ABOUT} says {described}")
+        return
     names = [*ROW, *stored, *reader.columns]
     seqs = []
     hashes = []
@@ -243,6 +251,10 @@ def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> lis
             if noted[i] is not None and noted[i] != value:
                 found.append((i, "the row has another checksum than when it was written"))
     impossible = (codes >= np.asarray(about.levels)).any(axis=1)
+    for name in VECTORS:
+        if name in batch.schema.names and batch.column(name).flatten().null_count:
+            nulls = np.asarray(batch.column(name).flatten().is_null().to_numpy(zero_copy_only=False))
+            impossible |= nulls.reshape(batch.num_rows, -1).any(axis=1)
     if about.vectors:
         vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)
         impossible |= ~np.isfinite(vectors).all(axis=1)
@@ -255,9 +267,17 @@ def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> lis
             found.append((i, "its metadata cannot be read"))
             continue
         for name, field_type in columns.items():
-            if values[name][i] != meta.column_values([stored], name, field_type)[0]:
+            if not _is_value(values[name][i], stored, name, field_type):
                 found.append((i, f"the column {name!r} and its metadata differ"))
     return found
+
+
+def _is_value(value: object, stored: Mapping[str, Any], name: str, field_type: meta.FieldType) -> bool:
+    """Whether a column holds what the metadata of its row says."""
+    try:
+        return bool(value == meta.column_values([stored], name, field_type)[0])
+    except (ValueError, TypeError):  # the metadata holds another type
+        return False
 
 
 def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from genius.index.paths import ASIDE, TABLE, remove
 
 VERSIONS = "_versions"
 HINT = "latest_version_hint.json"
+BASE_PATHS = 18  # the field of a manifest (Lance's table.proto) that names other places with files of the table
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
 DATA_FILE = re.compile(r"data/[0-9A-Za-z_-]+\.lance")
 VERIFY_UP_TO = 1 << 30
@@ -79,6 +81,72 @@ def data_files(folder: Path, version: int) -> list[str]:
     names = [name for name in table_files(folder) if DATA_FILE.fullmatch(name)]
     places = {name: manifest.find(name.removeprefix("data/").encode()) for name in names}
     return sorted((name for name in names if places[name] >= 0), key=lambda name: places[name])
+
+
+def refuse_other_places(folder: Path, version: int) -> None:
+    """Refuse a version whose manifest names other places than the table's folder: a clone of another table reads from there.
+
+    Args:
+        folder: Of the index.
+        version: Of the table.
+
+    Raises:
+        FileNotFoundError: It has no manifest.
+        GeniusError: It names another place, or is no manifest.
+    """
+    names = (manifest_name(version), f"{VERSIONS}/{version}.manifest")  # the second is how earlier versions of Lance name it
+    found = [name for name in names if (table_folder(folder) / name).is_file()]
+    if not found:
+        raise FileNotFoundError(names[0])
+    for name in found:
+        try:
+            body = (table_folder(folder) / name).read_bytes()
+            (start,) = struct.unpack("<Q", body[-16:-8])
+            (size,) = struct.unpack("<I", body[start : start + 4])
+            fields = _protobuf_fields(body[start + 4 : start + 4 + size])
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise GeniusError(f"cannot read {name} of {folder}: {error.strerror or error}") from None
+        except (ValueError, IndexError, struct.error):
+            raise Damaged(f"{folder} is damaged: {name} is no manifest; genius repair {folder}") from None
+        if BASE_PATHS in fields:
+            raise GeniusError(f"{folder} is refused: its table reads files of another folder ({name}), as a clone does")
+
+
+def _protobuf_fields(message: bytes) -> set[int]:
+    """The numbers of a message's fields, at its top."""
+    found = set()
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        found.add(tag >> 3)
+        match tag & 7:
+            case 0:
+                _, at = _varint(message, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(message, at)
+                at += length
+            case 5:
+                at += 4
+            case other:
+                raise ValueError(f"wire type {other}")
+    if at > len(message):
+        raise ValueError("cut short")
+    return found
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & (2**64 - 1), at
+    raise ValueError("a number without end")
 
 
 def holds_data(folder: Path) -> bool:

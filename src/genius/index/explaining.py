@@ -25,7 +25,6 @@ from genius.index.opened import Live
 from genius.index.reader import HIT_COLUMNS
 from genius.index.results import Hit, Hits, PrefixView
 from genius.index.target import spread
-from genius.model.embedding import Embedded
 from genius.model.known_items import distances
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.params import whole
@@ -210,15 +209,15 @@ def explain(
         engine = live.engine()
         if engine is None or live.alive == 0:
             return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why, fitted=model.fitted)
-        if not model.fitted:
-            return _without_codes(live, engine, hits, label, embedded, parts, request.settings(model, state.about.vectors))
+        params = request.settings(model, state.about.vectors)
         for number, one in enumerate(parts):
             part_hits = [hit for hit in hits if one.target is None or hit.modality == one.target]
+            biases = _item_biases(live, engine, int(embedded.modality[number]), part_hits, params)
+            if not model.fitted:  # there is no ID to trace
+                answers |= {hit.id: ExplainedHit(hit, (), None, bias) for hit, bias in zip(part_hits, biases, strict=True)}
+                continue
             part = _traced(state, live, engine, one, embedded.z[number : number + 1], part_hits, request, rejected)
             traces.append((part, _shown(part, [hit.codes for hit in part_hits], shown)))
-            biases = _item_biases(
-                live, engine, int(embedded.modality[number]), part_hits, request.settings(model, state.about.vectors)
-            )
             for hit, path, bias in zip(part_hits, part.trace.paths.tolist(), biases, strict=True):
                 answers[hit.id] = _answer(hit, path, part, bias)
         about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
@@ -233,35 +232,7 @@ def explain(
         pictures,
         hits.why,
         hits.fusion,
-    )
-
-
-def _without_codes(
-    live: Live,
-    engine: SearchEngine,
-    hits: Hits,
-    label: str | None,
-    embedded: Embedded,
-    parts: Sequence[Query],
-    params: SearchParams,
-) -> Explanation:
-    """The explanation of a search in an index to which nothing was fitted: the plan, and what was taken off each score."""
-    answers: dict[str, ExplainedHit] = {}
-    for number, one in enumerate(parts):
-        own = [hit for hit in hits if one.target is None or hit.modality == one.target]
-        biases = _item_biases(live, engine, int(embedded.modality[number]), own, params)
-        answers.update((hit.id, ExplainedHit(hit, (), None, bias)) for hit, bias in zip(own, biases, strict=True))
-    return Explanation(
-        [answers[hit.id] for hit in hits if hit.id in answers],
-        [],
-        hits.plan,
-        hits.considered,
-        label,
-        hits.answerable,
-        hits.doubtful,
-        why=hits.why,
-        fusion=hits.fusion,
-        fitted=False,
+        model.fitted,
     )
 
 

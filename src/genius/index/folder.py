@@ -331,10 +331,10 @@ def read_about(folder: Path) -> About | None:
         with open_regular(path) as file:
             text = file.read(MAX_SMALL).decode()
     except (FileNotFoundError, NotADirectoryError):
-        if holds_data(folder):
-            raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
         if _appears(folder):
             return read_about(folder)
+        if holds_data(folder):
+            raise Damaged(f"{folder} holds a table with items but no {ABOUT}: {mend}") from None
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"cannot read {path}: {error}; {mend}") from None
@@ -356,11 +356,9 @@ def _appears(folder: Path) -> bool:
     Raises:
         GeniusError: the replacement was broken off between its two renames.
     """
-    missing = False
     for _ in range(LOOKS):
         if unfinished_swap(folder) is None:
-            return missing and (folder / ABOUT).is_file()
-        missing = True
+            return (folder / ABOUT).is_file()  # it may have come since the caller looked for it
         time.sleep(LOOK_S)
     raise GeniusError(f"a replacement of {folder} was interrupted; nothing is lost: genius repair {folder} finishes it")
 

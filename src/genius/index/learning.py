@@ -27,7 +27,16 @@ from genius.files import open_regular, parse_json, reading
 from genius.index import learned, searching
 from genius.index.learned import Learned
 from genius.index.target import spread
-from genius.model.bias_choice import FEWEST_JUDGED, JudgedQueries, bank_subset, choose_crossed, directions, fitting, shrink
+from genius.model.bias_choice import (
+    FEWEST_JUDGED,
+    JudgedQueries,
+    bank_subset,
+    choose_crossed,
+    directions,
+    fitting,
+    limits,
+    shrink,
+)
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
 from genius.search.arrays import as_numpy
 from genius.types import ContentInput, Modality, Query
@@ -139,7 +148,8 @@ def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress
         raise GeniusError(
             f"no direction (such as text -> image) has {FEWEST} different queries{left_out}: the index is unchanged"
         )
-    bank, chosen_by = _chosen(bank, [entries[owner] for owner in owners], items, modality, place)
+    most = limits(state.model.queries)
+    bank, chosen_by = _chosen(bank, [entries[owner] for owner in owners], items, modality, place, most)
     bank = _with_model(bank, state.model.queries)
     with state.write_lock.hold():
         version = state.reader().version  # refused if it was replaced since the queries were embedded
@@ -298,12 +308,13 @@ def _chosen(
     items: Floats,
     modality: NDArray[np.int64],
     place: Mapping[str, int],
+    most: Floats,
 ) -> tuple[QueryBank, str]:
-    """The bank with weights and temperatures, and what they were chosen by."""
+    """The bank with weights and temperatures, and what they were chosen by; `most`: largest weights without positives."""
     positives = [[place[name] for name in entry.clicked if name in place] for entry in entries]
     rows = [row for row, query_positives in enumerate(positives) if query_positives]
     if len(rows) < FEWEST_JUDGED:
-        return shrink(bank, items, modality), "agreement"
+        return shrink(bank, items, modality, most), "agreement"
     z = np.asarray(bank.z)[rows]
     judged = JudgedQueries(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
     return choose_crossed(bank, judged, rows, items, modality), "positives"

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 from PIL import Image
 
-from genius.data.readers import MAX_COLUMNS, csv_type
 from genius.errors import GeniusError
 from genius.files import parse_json
 from genius.index.ledger import SUM, row_sums
@@ -139,7 +138,7 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
                     f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
                 )
         added = [key for key in field_types if key not in columns]
-        if len(columns) + len(added) > MAX_KEYS:
+        if added and len(columns) + len(added) > MAX_KEYS:
             conflicts[item_id] = f"item {item_id!r}: an index may have {MAX_KEYS} metadata keys, {added[0]!r} would be one more"
         if item_id not in conflicts:
             for key in added:
@@ -246,6 +245,8 @@ class TableColumns:
 
 def item_of_table_row(row: Mapping[str, Any], columns: TableColumns, folder: Path, fallback_id: str) -> Item:
     """One row -> an item; image paths are relative to the table's folder. One clear line if it cannot be."""
+    from genius.data.readers import MAX_COLUMNS  # loaded late: a search reads no tables
+
     if len(row) > MAX_COLUMNS:
         raise GeniusError(f"{len(row):,} columns; at most {MAX_COLUMNS}")
     names = role_columns(row, columns)
@@ -319,6 +320,8 @@ class ColumnTypes:
 
     def _type_of(self, value: Any) -> str | None:
         if self._csv:
+            from genius.data.readers import csv_type
+
             return csv_type(value) if value else None
         return field_type_of(_metadata_value(value))
 

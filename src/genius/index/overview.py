@@ -23,7 +23,7 @@ from genius.types import Modality
 MOST = 1500  # items: enough to zoom into, and quick to draw
 TITLE = 120  # letters of an item's words
 AMONG = 5  # neighbours between which an item is put that the sample does not hold
-COLUMNS = ("_seq", "id", "text", "modality", "_metadata", "_codes", "_embedding")
+COLUMNS = ("_seq", "id", "text", "modality", "_metadata", "_codes")
 Row = dict[str, Any]
 
 
@@ -54,9 +54,9 @@ class Plane:
         still_stored = np.isin([row["_seq"] for row in self.rows], alive)
         return [_placed(row, at) for row, at, kept in zip(self.rows, self.places.tolist(), still_stored, strict=True) if kept]
 
-    def located(self, rows: Sequence[Row]) -> list[Placed]:
+    def located(self, rows: Sequence[Row], vectors: torch.Tensor) -> list[Placed]:
         """Any items: in their own place, or amid those of the sample that are nearest to them."""
-        vectors, modalities = _vectors(rows)
+        modalities = _modalities(rows)
         scores, nearest = (_centred(vectors, modalities, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
         amid = (self.places[nearest] * (20.0 * scores).softmax(1)[..., None]).sum(1).tolist()
         place_by_seq = {row["_seq"]: place for row, place in zip(self.rows, self.places.tolist(), strict=True)}
@@ -84,10 +84,10 @@ class Planes:
 
     def locate(self, plane: Plane, ids: Sequence[str]) -> list[Placed]:
         """Items by id, wherever they belong on the plane; unknown ids are left out."""
-        rows = list(self._index._columns(list(ids), COLUMNS, "skip").values())
+        rows = list(self._index._columns(list(ids), _columns(self._index), "skip").values())
         if not rows:
             return []
-        return plane.located(rows)
+        return plane.located(rows, _vectors(self._index, rows))
 
 
 def _live(index: Index) -> tuple[int, np.ndarray, Reader]:
@@ -100,8 +100,9 @@ def _sampled(index: Index, most: int) -> Plane:
     """Evenly from all that are there, at the two directions in which they differ most."""
     version, alive, reader = _live(index)
     picked = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).astype(np.int64))]
-    rows = list(reader.rows(picked, COLUMNS).values())
-    vectors, modalities = _vectors(rows)
+    rows = list(reader.rows(picked, _columns(index)).values())
+    vectors = _vectors(index, rows)
+    modalities = _modalities(rows)
     means = []
     for modality in Modality:
         modality_vectors = vectors[modalities == int(modality)]
@@ -118,9 +119,22 @@ def _placed(row: Row, at: Sequence[float]) -> Placed:
     return Placed(row["id"], Modality.parse(row["modality"]), title[:TITLE], tuple(row["_codes"]), at[0], at[1])
 
 
-def _vectors(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    vectors = torch.from_numpy(np.array([row["_embedding"] for row in rows], np.float32))
-    return vectors, torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
+def _columns(index: Index) -> Sequence[str]:
+    if index.about.vectors:
+        return (*COLUMNS, "_embedding")
+    return COLUMNS
+
+
+def _vectors(index: Index, rows: Sequence[Row]) -> torch.Tensor:
+    """(n, D) stored vectors; of an index without them, what codes stand for."""
+    if index.about.vectors:
+        return torch.from_numpy(np.array([row["_embedding"] for row in rows], np.float32))
+    sums = index.model.reconstruct(np.array([row["_codes"] for row in rows], np.int64))
+    return F.normalize(torch.as_tensor(sums).float().cpu(), dim=1)
+
+
+def _modalities(rows: Sequence[Row]) -> torch.Tensor:
+    return torch.tensor([int(Modality.parse(row["modality"])) for row in rows])
 
 
 def _centred(vectors: torch.Tensor, modalities: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:

@@ -163,7 +163,7 @@ def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
         return False
     if all(name == ".lock" or name.startswith(HALF) for name in names):
         return True  # a folder that was just begun: there is nothing in it
-    return owner is not None and owner in (origin_of(path), _id_of(path), _copied_from(path))
+    return owner is not None and owner in (origin_of(path), id_of(path), _copied_from(path))
 
 
 def write_origin(folder: Path, owner: str) -> None:
@@ -176,7 +176,8 @@ def origin_of(folder: Path) -> str | None:
     return _text(folder / ORIGIN, "id")
 
 
-def _id_of(folder: Path) -> str | None:
+def id_of(folder: Path) -> str | None:
+    """The id of the index in `folder`; None if there is none, or it cannot be read."""
     return _text(folder / ABOUT, "id")
 
 

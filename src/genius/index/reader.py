@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.files import disk_problem
 from genius.index.ledger import SUM, row_sums
-from genius.index.metadata import BUILT_IN, Columns, FieldType
+from genius.index.metadata import BUILT_IN, Columns, FieldType, item_schema
 from genius.types import is_unicode
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class Reader:
             "bool": "boolean",
             "list<item: string>": "texts",
         }
+        refuse_other_columns(table.schema)
         own = [field for field in table.schema if field.name not in BUILT_IN and not field.name.startswith("_")]
         strange = next((field for field in own if str(field.type) not in field_types), None)
         if strange is not None:
@@ -288,8 +289,25 @@ class Reader:
             yield from query.to_batches(batch_size=size)
 
 
+def refuse_other_columns(schema: Any) -> None:
+    """One line if a table's own columns are not those that `item_schema` makes, of any number of levels and width."""
+    found = {field.name: field.type for field in schema}
+    for field in item_schema(1, 1):
+        there = found.get(field.name)
+        if there is None and field.name in ("id", "_seq", "_codes"):
+            raise GeniusError(f"the table has no column {field.name!r}: it is not one of an index")
+        wanted: Any = field.type
+        same = there == wanted
+        if field.name in ("_codes", "_embedding"):
+            same = there is not None and str(there).startswith("fixed_size_list") and there.value_type == wanted.value_type
+        if there is not None and not same:
+            raise GeniusError(f"the column {field.name!r} holds {there}: it is not the table of an index")
+
+
 def _matrix(column: Any) -> np.ndarray:
     """A fixed-size list column as (n, size)."""
+    if column.flatten().null_count:
+        raise GeniusError("the index holds items without a vector or codes: genius check names them")
     return np.asarray(column.flatten().to_numpy()).reshape(len(column), -1)
 
 

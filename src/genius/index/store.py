@@ -49,10 +49,13 @@ class _Opened:
 
         self.folder = folder
         self.view = None
-        path = view
-        if not isinstance(view, Path):
+        if isinstance(view, Path):
+            path = view
+        else:
             self.view = view
             path = Path(view.name)
+        if not table_folder(path).is_dir():  # LanceDB would make a folder here, where a swap is about to rename one to
+            raise Vanished(f"cannot open the index {folder}: its table is gone, or is being replaced")
         with database_errors(f"open the index {folder}"):
             self.database: Any = lancedb.connect(path)
             self.table: Any = self.database.open_table(TABLE)  # for the writer
@@ -183,6 +186,10 @@ class Store:
 
     def _checked_out(self, version: int) -> tuple[Any, object]:
         """LanceDB's table at a version, and what has to stay while it is read from."""
+        try:
+            commit.refuse_other_places(self.folder, version)
+        except FileNotFoundError:
+            raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
         with self._opening:
             try:
                 return self._open.at(version)

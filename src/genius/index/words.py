@@ -4,7 +4,8 @@ The full-text index is part of the table, so it has the table's versions and che
 are compared one by one until `optimize` takes them in: nothing is missed. Only writers make it (`Index.index_words`).
 
 Reciprocal rank fusion (Cormack et al., SIGIR 2009): score(x) = sum over rankings of w / (c + rank of x). Items with the same BM25
-score share a rank, so that similarity decides between them. An item whose id, file name or indexed field is exactly the text
+score share a rank, so that similarity decides between them. The weight of words is whole for an item that has all words of the
+query in the same form, and half for one that shares stems only. An item whose id, file name or indexed field is exactly the text
 comes before all others. Knows rankings and the table; nothing of models.
 """
 
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 # often than by BM25 alone. 5 and 4 are chosen on validation queries (lab.hybrid).
 RANK_CONSTANT = 5
 # A hit's BM25 score grows by this share if all words of the query are in it in the same form. Chosen on the same queries.
-SAME_FORM = 1.0
+SAME_FORM = 2.0
+STEMS_SHARE = (
+    0.5  # of the weight of words, for an item that has no word of the query in the same form; chosen on the same queries
+)
 WORD = re.compile(r"\w+")
 SAME_SCORE = 1e-4  # BM25 scores that differ by less are equal
 DEPTH = 100  # hits of each ranking that are fused, at least
@@ -134,7 +138,7 @@ def _fused(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequ
             similar[request.k :] = []
             out.append(similar)
             continue
-        worded, exact = _by_words(reader, query, request)
+        worded, exact, shares = _by_words(reader, query, request)
         if request.mode == "hybrid" and query.target is None and similar.target is not None:
             # both rankings look for the default target, but an item that is named exactly is found, whatever it is
             modalities = MODALITIES_OF[similar.target]
@@ -142,12 +146,12 @@ def _fused(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequ
         if request.mode == "words":
             out.append(_only_words(worded, exact, request))
         else:
-            out.append(_fuse(similar, worded, exact, request))
+            out.append(_fuse(similar, worded, exact, shares, request))
     return out
 
 
-def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hits, set[str]]:
-    """The ranking by words, and ids of items that the text names exactly."""
+def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hits, set[str], dict[str, float]]:
+    """The ranking by words, ids of items that the text names exactly, and `same_form` of each item by id."""
     columns = reader.words_columns()
     if not columns:
         raise GeniusError("this index has no full-text index yet: run genius optimize INDEX --words, or index.index_words()")
@@ -169,17 +173,20 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
     codes = reader.rows(seqs, ["_codes"])
     hits = Hits()
     exact = set()
+    shares = {}
     fields = [name for name in columns if name not in ALWAYS]
     for seq, item in zip(seqs, items, strict=True):
         values = [item.metadata.get(name) for name in fields]
-        score = found[seq] * (1 + SAME_FORM * same_form(query.text, [item.text, rows[seq]["id"], rows[seq]["_image"], *values]))
+        share = same_form(query.text, [item.text, rows[seq]["id"], rows[seq]["_image"], *values])
+        shares[item.id] = share
+        score = found[seq] * (1 + SAME_FORM * share)
         hits.append(Hit(item.id, score, tuple(codes[seq]["_codes"]), item, item.modality))
         if names_exactly(query.text, rows[seq], values):
             exact.add(item.id)
     hits.sort(key=lambda hit: -hit.score)
     hits.plan = "words"
     hits.considered = len(hits)
-    return hits, exact
+    return hits, exact, shares
 
 
 def same_form(text: str, values: Sequence[Any]) -> float:
@@ -233,7 +240,7 @@ def _shared_ranks(hits: Hits) -> list[int]:
     return ranks
 
 
-def _fuse(similar: Hits, worded: Hits, exact: set[str], request: SearchRequest) -> Hits:
+def _fuse(similar: Hits, worded: Hits, exact: set[str], shares: Mapping[str, float], request: SearchRequest) -> Hits:
     """Reciprocal rank fusion; items that are named exactly come first."""
     weights = {"similarity": 1.0, "words": request.words_weight}
     hits: dict[str, Hit] = {}
@@ -244,7 +251,10 @@ def _fuse(similar: Hits, worded: Hits, exact: set[str], request: SearchRequest) 
         for rank, hit in zip(places, ranking, strict=True):
             hits.setdefault(hit.id, hit)
             ranks.setdefault(hit.id, {})[name] = rank
-            scores[hit.id] = scores.get(hit.id, 0.0) + weights[name] / (RANK_CONSTANT + rank)
+            weight = weights[name]
+            if name == "words":
+                weight *= STEMS_SHARE + (1 - STEMS_SHARE) * shares[hit.id]
+            scores[hit.id] = scores.get(hit.id, 0.0) + weight / (RANK_CONSTANT + rank)
     ordered = sorted(scores, key=lambda item_id: (item_id not in exact, -scores[item_id]))
     fused = similar.having(replace(hits[item_id], score=scores[item_id], ranks=ranks[item_id]) for item_id in ordered)
     if request.min_score is not None:

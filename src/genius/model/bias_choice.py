@@ -1,11 +1,12 @@
 """How strongly the item bias of a query bank is applied: weight and temperature of each direction.
 
-Without known positives (`shrink`): the weight falls with what speaks against the bank. Few queries: n / (n + 500), at most .65.
-Queries that disagree: the correlation of the biases that two halves of them give (corrected to the full length by Spearman and
-Brown). Queries that have nothing to do with the collection: those whose best item is less similar than the best item of nearly
-all known queries do not count (`fitting`). With known positives (`choose`): the same, unless another pair ranks the positives of
-other queries better by more than chance; no bias, where that weight ranks them worse than none. A hundred queries choose badly
-among a dozen pairs: those that looked best on them lost half of the gain on others. Knows arrays; nothing of indexes and files.
+Without known positives (`shrink`): the weight falls with what speaks against the bank. Few queries: n / (n + 500). Queries that
+disagree: the correlation of the biases that two halves of them give (corrected to the full length by Spearman and Brown). Queries
+that have nothing to do with the collection: those whose best item is less similar than the best item of nearly all known queries
+do not count (`fitting`). Not more than what held-out queries of training chose for the direction, or .3 where there were none.
+With known positives (`choose`): the same, at most .65, unless another pair ranks the positives of other queries better by more
+than chance; no bias, where that weight ranks them worse than none. A hundred queries choose badly among a dozen pairs: those that
+looked best on them lost half of the gain on others. Knows arrays; nothing of indexes and files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.model.query_bank import FEWEST, MODALITIES, TEMPERATURE, QueryBank, unjudged_weight
+from genius.model.query_bank import (
+    FEWEST,
+    JUDGED_WEIGHT,
+    MODALITIES,
+    TEMPERATURE,
+    UNJUDGED_WEIGHT,
+    QueryBank,
+    unjudged_weight,
+)
 
 TEMPERATURES = (0.03, 0.05, 0.1)
 WEIGHTS = (0.25, 0.5, 0.75)
@@ -101,24 +110,41 @@ def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], 
     return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality))
 
 
-def shrink(bank: QueryBank, items: Any, item_modality: Any) -> QueryBank:
+def shrink(bank: QueryBank, items: Any, item_modality: Any, most: Any = UNJUDGED_WEIGHT) -> QueryBank:
     """The bank with weights that fall with few queries and with halves that disagree.
 
     Args:
         bank: Any queries.
         items: (N, D) unit vectors.
         item_modality: (N,).
+        most: Largest weight, of all directions or (3, 3) of each (`limits`).
     """
     items = np.asarray(items, np.float32)
     item_modality = np.asarray(item_modality)
+    largest = np.broadcast_to(most, (MODALITIES, MODALITIES))
     weights = np.zeros((MODALITIES, MODALITIES), np.float32)
     temperatures = np.full((MODALITIES, MODALITIES), TEMPERATURE, np.float32)
     for query, target in directions(bank):
         direction_queries = queries_of(bank, query, target)
         vectors = _sample(items[item_modality == target])
         if len(vectors) > 2:
-            weights[query, target] = unjudged_weight(len(direction_queries), agreement(direction_queries, vectors))
+            agreed = agreement(direction_queries, vectors)
+            weights[query, target] = unjudged_weight(len(direction_queries), agreed, float(largest[query, target]))
     return replace(bank, bias_weights=weights, bias_temperatures=temperatures)
+
+
+def limits(known: QueryBank | None) -> Floats:
+    """(3, 3) largest weights for queries without positives: what held-out queries of training chose, where they did.
+
+    Args:
+        known: The model's own queries.
+    """
+    most = np.full((MODALITIES, MODALITIES), UNJUDGED_WEIGHT, np.float32)
+    if known is None or known.bias_weights is None:
+        return most
+    for query, target in directions(known):
+        most[query, target] = known.bias_weights[query, target]
+    return most
 
 
 def agreement(queries: Floats, vectors: Floats, temperature: float = TEMPERATURE) -> float:
@@ -205,7 +231,7 @@ def _with_best(
     bank: QueryBank, folds: Sequence[Fold], items: Floats, item_modality: Ints, shown: Bools | None = None
 ) -> QueryBank:
     """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
-    bank = shrink(bank, items, item_modality)
+    bank = shrink(bank, items, item_modality, JUDGED_WEIGHT)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None
     for query, target in directions(bank):
         rows = _candidates(item_modality == target, [judged for _, judged in folds], shown)
@@ -225,6 +251,7 @@ def _with_best(
                     reciprocal_ranks = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
                     values.setdefault((temperature, weight), []).append(reciprocal_ranks)
         if sum(map(len, values.get(unjudged, []))) < FEWEST_JUDGED:
+            bank.bias_weights[query, target] = min(unjudged[1], UNJUDGED_WEIGHT)
             continue
         choices = {choice: np.concatenate(folds_ranks) for choice, folds_ranks in values.items()}
         temperature, weight = _best_choice(choices, unjudged)

@@ -15,6 +15,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.confidence import Confidence
 from genius.model.config import GeniusConfig
+from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import Knows
 from genius.types import Item, Query
 
@@ -41,6 +42,7 @@ class Embedder:
     config: GeniusConfig
     encoder: Encoder | None
     knows: Knows | None
+    instructions: KnownInstructions | None = None  # that it was trained with; None: instructions are encoded as they are
 
     @property
     def fitted(self) -> bool:
@@ -87,6 +89,9 @@ class Embedder:
     def embed_queries(self, queries: Sequence[Query], *, batch_size: int = 64) -> Embedded:
         """Vectors of queries; their instructions, or those of their target modalities, are part of them.
 
+        An instruction in other words than those of training is replaced by one of those, if it names a target modality
+        (`genius.model.known_instructions`); content in it stays.
+
         Args:
             queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.
             batch_size: queries that the encoder takes at a time.
@@ -100,6 +105,8 @@ class Embedder:
         """
         unwanted = [query.minus for query in queries if query.minus is not None]
         both = [*queries, *unwanted]
+        if self.instructions is not None:
+            both = [self.instructions.in_own_words(query) for query in both]
         features = encode_queries(self._encoder(), both, batch_size=batch_size, instructions=self.config.instructions)
         z, dense = self.embed(features)
         if unwanted:
@@ -108,6 +115,13 @@ class Embedder:
             dense = _without_unwanted(dense, rows, len(queries))
         modality = self._on_device(features.modality[: len(queries)])
         return Embedded(z, dense, modality, list(range(len(queries))), [])
+
+    def _know(self, instructions: KnownInstructions | None) -> None:
+        """Take the instructions of training; the encoder classifies words that no list has."""
+        self.instructions = instructions
+        if instructions is not None and self.encoder is not None:
+            frozen = getattr(self.encoder, "tower_texts", None)  # before trained heads, which know the words of their data alone
+            instructions.read_words_by(frozen or self.encoder.encode_texts)
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:

@@ -7,9 +7,9 @@ own. Never pickle. The encoder is optional: a model converted from published che
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -24,16 +24,24 @@ from genius.files import write_whole
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
+from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import QueryBank
 from genius.model.weight_names import SCALES, current_name, model_fingerprint
+from genius.types import Item
 from genius.weight_arrays import tensor_names, unpack
 from genius.weight_digests import check_digests, write_digests
 from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors
 
 WEIGHTS = "model.safetensors"
 ENCODER = "encoder"
+
+
+class Fitting(Protocol):
+    """An encoder on its way to becoming a model (`genius.fit.Unfitted`)."""
+
+    def fit(self, items: Iterable[Item]) -> Genius: ...
 
 
 class Network(nn.Module):
@@ -51,7 +59,7 @@ class Genius(Embedder):
     """The model: pictures and words -> vectors -> codes, and how likely each code is.
 
     Get one with `Genius.from_pretrained("bundled:mini")`, or fit one to your own items with
-    `genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
+    `Genius.from_encoder(uri).fit(items)`; then `Index(path, model)` holds items and searches them.
 
     Args:
         config: sizes and settings, without the weights.
@@ -64,6 +72,7 @@ class Genius(Embedder):
         source: where it was loaded from, so that an index can find its model again.
         knows: how closely its codes describe the items it was made from.
         queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
+        instructions: those it was trained with (`genius.model.known_instructions`), into which others are put; None: not known.
 
     Examples:
         >>> from genius import Genius, Item, Query
@@ -227,6 +236,8 @@ class Genius(Embedder):
             save_knows(directory, self.knows)
         if self.queries is not None:
             self.queries.save(directory)
+        if self.instructions is not None:
+            self.instructions.save(directory)
         write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None, **options: Any) -> str:
@@ -249,13 +260,25 @@ class Genius(Embedder):
         return push_to_hub(self, repo_id, private=private, token=token, **options)
 
     @classmethod
-    def from_encoder(cls, encoder: object) -> NoReturn:
-        """Is a function of its own now: `genius.from_encoder`.
+    def from_encoder(cls, encoder: str | Path | object) -> Fitting:
+        """Start a model from an encoder: `.fit(items)` fits codes and decoder to a collection, without query-item pairs.
 
         Args:
-            encoder: Of the model.
+            encoder: A URI (`hf-hub:openai/clip-vit-base-patch32`, a folder with a checkpoint, `bundled:mini`), or an object: one
+                with `encode_texts` and, if it reads images, `encode_images`; or a `SentenceTransformer`.
+
+        Returns:
+            The encoder with a method `fit(items)` that returns a `Genius`.
+
+        Raises:
+            GeniusError: If there is no such encoder, or the object has none of these methods.
+
+        Examples:
+            >>> model = Genius.from_encoder("bundled:mini").fit([Item("a.jpg", image="a.jpg")])  # doctest: +SKIP
         """
-        raise GeniusError("Genius.from_encoder(...) is genius.from_encoder(...) now")
+        from genius.fit import Unfitted  # a late import of a higher layer, the only one
+
+        return Unfitted(encoder)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, device: str | torch.device = "cpu", encoder: object | None = None) -> Genius:
@@ -304,6 +327,7 @@ class Genius(Embedder):
         model.source = str(source)
         model.knows = load_knows(directory)
         model.queries = QueryBank.load(directory, config.width)
+        model._know(KnownInstructions.load(directory))
         return model.to(device)
 
     def _try(self, directory: Path) -> None:

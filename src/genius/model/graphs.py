@@ -8,6 +8,7 @@ graphs: their embedding is their unit sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,9 @@ from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.model.assignment import fill_codes
-from genius.model.config import encoder_uri, read_model_config
+from genius.model.config import QuantizerConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
+from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
 from genius.model.weight_names import model_fingerprint
@@ -36,6 +38,14 @@ WEIGHTS = "model.safetensors"
 ENCODER = "encoder"
 LEAST_LENGTH = 1e-12
 CHUNK = 4096  # rows that are fused at a time
+
+
+@dataclass(frozen=True, slots=True)
+class CodebookArrays:
+    """The codebooks of a quantizer, one per level, as arrays."""
+
+    config: QuantizerConfig
+    codebooks: list[NDArray[np.float32]]
 
 
 class GraphModel(Embedder):
@@ -68,6 +78,7 @@ class GraphModel(Embedder):
             raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
+        self._know(KnownInstructions.load(directory))
 
     def __repr__(self) -> str:
         return f"GraphModel({self.source!r}, {self.config.width} wide)"
@@ -164,8 +175,15 @@ class GraphModel(Embedder):
 
     @cached_property
     def quantizer(self) -> LazyPart:
-        """The torch quantizer, loaded when it is first needed."""
-        return LazyPart(self.config.quantizer, lambda: self.torch_model.quantizer)
+        """What a search needs of the quantizer, loaded when it is first needed: its codebooks, where they are arrays."""
+        return LazyPart(self.config.quantizer, self._quantizer)
+
+    def _quantizer(self) -> Any:
+        config = self.config.quantizer
+        if config.family != "residual":
+            return self.torch_model.quantizer
+        codebooks = [self._codebooks[config.codebook_number(level)] for level in range(config.levels)]
+        return CodebookArrays(config, codebooks)
 
     @cached_property
     def generator(self) -> LazyPart:

@@ -34,7 +34,8 @@ MODALITIES = 3
 PENALTY = 1e-4  # on the squared weights of the probe
 TEMPERATURE = 0.05  # t of the item bias
 PSEUDO_QUERIES = 500  # a bias from n queries has the weight n / (n + this): a small bank corrects little,
-UNJUDGED_WEIGHT = 0.65  # and none more than this: weights near 1 lose hits in collections that are larger than what chose them
+UNJUDGED_WEIGHT = 0.3  # and none more than this where no positives have judged it: more lost hits among icons
+JUDGED_WEIGHT = 0.65  # where they have: weights near 1 lose hits in collections that are larger than what chose them
 MOST_WEIGHT = 2.0  # of a bias in a file
 LEAST_TEMPERATURE = 0.005
 CODE_RANGE = 127  # of vectors in 8 bits
@@ -269,14 +270,15 @@ class QueryBank:
         return cls(z, modality, target, weight.astype(np.float32), bias.astype(np.float32), real, *numbers)
 
 
-def unjudged_weight(queries: int, agreement: float = 1.0) -> float:
-    """w of an item bias from so many queries, where no positives are known that could choose it.
+def unjudged_weight(queries: int, agreement: float = 1.0, most: float = UNJUDGED_WEIGHT) -> float:
+    """w of an item bias from so many queries, where no positives of this collection are known that could choose it.
 
     Args:
         queries: Their number.
         agreement: How far they agree on which items are similar to queries in general, 0 to 1.
+        most: What is known of other queries of the direction.
     """
-    return min(UNJUDGED_WEIGHT, agreement * queries / (queries + PSEUDO_QUERIES))
+    return min(most, agreement * queries / (queries + PSEUDO_QUERIES))
 
 
 def _packed(z: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

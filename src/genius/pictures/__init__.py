@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import io
 import math
-import multiprocessing
 import re
 import sys
 import threading
@@ -33,6 +32,7 @@ from typing import TypeAlias, TypeVar
 from PIL import Image, UnidentifiedImageError
 
 from genius.errors import GeniusError, PictureError
+from genius.files import open_regular
 from genius.pictures.tones import to_rgb
 
 RASTER: dict[str, tuple[str, ...]] = {
@@ -227,6 +227,7 @@ def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
             file = io.BytesIO(source)
         else:
             file = Path(source)
+            open_regular(file).close()  # an index may name any path: opening a pipe would wait for ever
         picture = Image.open(file, formats=FORMATS)
         try:
             yield picture
@@ -442,6 +443,8 @@ class PictureWorkers:
     def __init__(self, count: int, shrink: Shrink) -> None:
         self.count = count
         self.shrink = shrink
+        import multiprocessing
+
         # spawned, not forked: a fork of a process with threads or a GPU may hang
         self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 

@@ -30,6 +30,7 @@ from xml.sax.saxutils import escape, quoteattr
 from PIL import Image
 
 from genius.errors import GeniusError, PictureError
+from genius.files import open_regular
 from genius.pictures.tones import to_rgb
 
 MAX_DEPTH = 200  # the renderer calls itself at every level; drawings by hand or program have ten
@@ -290,7 +291,7 @@ def draw_svg(path: Path, side: int = SIDE, seconds: float = SECONDS) -> Image.Im
         PictureError: If the file is missing, too large, not a valid drawing, or takes too long.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PictureError(f"{path} is larger than {MAX_BYTES:,} bytes: too large for a drawing")

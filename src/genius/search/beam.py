@@ -30,6 +30,7 @@ from genius.search.types import BeamResult, Candidates, QueryBatch
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
 QUERIES_AT_ONCE = 32  # queries decoded together: bounds memory, keeps products large enough
+MODALITY_WEIGHT = 10.0  # of log p(modality) of the query bank: code log-probabilities of two modalities are not comparable
 WIDER = 4  # times as many beams where fewer than k items came back
 OPERATIONS_PER_MS = {"cpu": 2e7, "cuda": 2e10}  # multiply-adds in a millisecond, roughly, for `Beam.cost`
 
@@ -86,6 +87,7 @@ def beam_search(
     *,
     target: Tensor | None = None,
     allowed: Tensor | NDArray[np.bool_] | None = None,
+    first: Tensor | None = None,
     on_step: Hook | None = None,
 ) -> BeamResult:
     """The published search (4.4) over true children, to complete IDs.
@@ -97,6 +99,7 @@ def beam_search(
         beams: B, prefixes kept at every level.
         target: (Q,) given code of level 0, whose log-probability is then not added; -1: unknown. None: all unknown.
         allowed: bool over item rows; IDs without an allowed item do not exist. None: every item.
+        first: (Q, K_0) scores of the codes of level 0, in place of the generator's log-probabilities. None: the generator's.
         on_step: Called after every level. With it unary paths are followed code by code as well.
 
     Raises:
@@ -121,13 +124,13 @@ def beam_search(
         if state.level == trie.levels:
             _write(result, state)
             break
-        first, last = trie.id_range(state.level, state.lo, state.hi)
-        unary = (last - first <= 1).all(1)
+        lowest, end = trie.id_range(state.level, state.lo, state.hi)
+        unary = (end - lowest <= 1).all(1)
         if on_step is None and state.level and unary.any():  # at level 0 a code may be given
             _write(result, _finish_tails(scorer, trie, state.select(unary)))
             state = state.select(~unary)
         else:
-            state = _step(scorer, trie, state, beams, given, before, on_step)
+            state = _step(scorer, trie, state, beams, given, before, first, on_step)
     return result
 
 
@@ -163,12 +166,19 @@ def _begin(scorer: CodeScorer, trie: CodeTrie, z: Tensor, given: Tensor, before:
 
 
 def _step(
-    scorer: CodeScorer, trie: CodeTrie, state: Beams, beams: int, given: Tensor, before: Tensor | None, on_step: Hook | None
+    scorer: CodeScorer,
+    trie: CodeTrie,
+    state: Beams,
+    beams: int,
+    given: Tensor,
+    before: Tensor | None,
+    first: Tensor | None,
+    on_step: Hook | None,
 ) -> Beams:
     """One level deeper."""
     children = trie.expand(state.level, state.lo.flatten(), state.hi.flatten(), before)
     if state.level == 0:
-        children, totals = _first_level(scorer, state, children, given[state.queries])
+        children, totals = _first_level(scorer, state, children, given[state.queries], first)
     else:
         totals = _totals(scorer, state, children)
     kept = _best(children, totals, state, beams)
@@ -187,13 +197,18 @@ def _totals(scorer: CodeScorer, state: Beams, children: Children) -> Tensor:
     return totals
 
 
-def _first_level(scorer: CodeScorer, state: Beams, children: Children, given: Tensor) -> tuple[Children, Tensor]:
+def _first_level(
+    scorer: CodeScorer, state: Beams, children: Children, given: Tensor, first: Tensor | None
+) -> tuple[Children, Tensor]:
     """The candidates of level 0 and their log-probabilities. A given code (G,) is the only candidate, and costs nothing."""
     wanted = given[children.row]
     children = children[((wanted < 0) | (children.code == wanted)).nonzero()[:, 0]]
     wanted = given[children.row]
     if (wanted >= 0).all():  # the decoder reads the code together with the start token, at the next level
         return children, torch.zeros(len(wanted), device=given.device)
+    if first is not None:  # likewise
+        known = first[state.queries[children.row], children.code]
+        return children, known.masked_fill(wanted >= 0, 0.0)
     return children, _totals(scorer, state, children).masked_fill(wanted >= 0, 0.0)
 
 
@@ -340,10 +355,14 @@ class Beam:
         if mask is not None:
             allowed = arrays.put(mask)
         wanted = self._existing(target, allowed).clamp(max=k)
+        first = modality_scores(batch, arrays)
         queries = arrays.arange(len(batch))
         flat: list[tuple[Tensor, Tensor, Tensor]] = []  # owner, row, score
         while len(queries):
-            found = beam_search(self.scorer, self.trie, z[queries], beams, target=target[queries], allowed=allowed)
+            own = None
+            if first is not None:
+                own = first[queries]
+            found = beam_search(self.scorer, self.trie, z[queries], beams, target=target[queries], allowed=allowed, first=own)
             owner, row, score = _items(self.trie, found, allowed)
             short = torch.bincount(owner, minlength=len(queries)) < wanted[queries]
             if not self.widen:
@@ -363,6 +382,14 @@ class Beam:
         of_code = torch.zeros(trie.level_sizes[0], dtype=torch.long, device=target.device)
         of_code[first.code] = first.items
         return torch.where(target < 0, of_code.sum(), of_code[target.clamp(min=0)])
+
+
+def modality_scores(batch: QueryBatch, arrays: Any) -> Tensor | None:
+    """(Q, 3) scores of the codes of level 0 by the query bank; None: the decoder's log-probabilities count."""
+    if batch.modality_log_probs is None:
+        return None
+    scores: Tensor = arrays.put(MODALITY_WEIGHT * batch.modality_log_probs)
+    return scores
 
 
 def _items(trie: CodeTrie, found: BeamResult, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -432,12 +459,13 @@ def trace(
     ids: Tensor,
     target: int = -1,
     allowed: Tensor | NDArray[np.bool_] | None = None,
+    first: Tensor | None = None,
     rejected: int = 5,
 ) -> Trace:
     """The beam search of one query with all that competed on the way.
 
     Args:
-        generator, trie, beams, allowed: As in `beam_search`.
+        generator, trie, beams, allowed, first: As in `beam_search`.
         z: (1, D).
         ids: (n, M) IDs whose log-probabilities are wanted, found or not.
         target: Given code of level 0; -1: unknown.
@@ -449,11 +477,13 @@ def trace(
     def record(step: BeamStep) -> None:
         steps.append(_describe(step, target >= 0, rejected))
 
-    beam_search(scorer, trie, z, beams, target=torch.tensor([target]), allowed=allowed, on_step=record)
+    beam_search(scorer, trie, z, beams, target=torch.tensor([target]), allowed=allowed, first=first, on_step=record)
     given = int(target >= 0)
     paths = torch.zeros(ids.shape, device=z.device)
     if len(ids):
         paths[:, given:] = scorer.path_log_probs(ids.to(z.device)[None], scorer.start(z), given)[0]
+    if first is not None and not given:
+        paths[:, 0] = first[0, ids[:, 0].to(z.device)]
     return Trace(tuple(steps), paths)
 
 

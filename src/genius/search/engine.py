@@ -228,7 +228,7 @@ class SearchEngine:
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
             return self._ranked(batch, Candidates.empty(len(batch)), k, params, plan)
-        if plan.name != "beam":
+        if plan.name != "beam" or self._has_probe:
             batch = self._with_modality(batch)
         return self._ranked(batch, plan.run(batch, k, params), k, params, plan)
 
@@ -287,6 +287,11 @@ class SearchEngine:
         likeliest = np.where(exists, log_probs, -np.inf).max(1, keepdims=True)
         relative = (log_probs - likeliest).astype(np.float32)
         return replace(batch, modality_log_probs=relative)  # items of the likeliest keep their similarity
+
+    @property
+    def _has_probe(self) -> bool:
+        """Whether the query bank tells the target modality; beams of a model without one take the decoder's word."""
+        return self.bank is not None and self.bank.probe_weight is not None
 
     def modality_log_probs(self, z: Any) -> Floats:
         """(Q, 3) log p(modality | query): by the bank's probe, or by the decoder's first step.
@@ -417,12 +422,15 @@ class SearchEngine:
             rejected: How many of the best that were not kept are listed per level.
         """
         import_torch("the trace of a beam search")
-        from genius.search.beam import trace
+        from genius.search.beam import modality_scores, trace
         from genius.search.tensors import tensor_arrays
 
         params = params or SearchParams()
         batch = self._batch(z, 1, None, None, allowed)
         arrays = tensor_arrays(self.device)
+        first = None
+        if self._has_probe:
+            first = modality_scores(self._with_modality(batch), arrays)
         return trace(
             self.scorer,
             self.collection.trie.on(arrays),
@@ -431,6 +439,7 @@ class SearchEngine:
             ids=arrays.put(as_numpy(ids)),
             target=target,
             allowed=batch.allowed,
+            first=first,
             rejected=rejected,
         )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from genius.model.query_bank import QueryBank
 
 FILE = "item_bias.safetensors"
-FORMAT = "genius-item-bias-2"
+FORMAT = "genius-item-bias-3"
 BLOCK = 16_384  # items compared with queries at a time
 MODALITIES = len(Modality)
 CODES = 256  # values of a byte
@@ -41,13 +41,13 @@ TABLES = ("first", "step", "centres")
 class ItemBias:
     """Biases of the rows of one collection.
 
-    A bias is `first + step * code`, by its direction.
+    A bias is `first + step * code`, by the query's modality.
 
     Args:
         codes: (S, N) uint8, a row for each query modality that the bank knows, by item row.
         slots: (3,) int64, the row in `codes` of each query modality; -1: no correction.
-        first: (3, 3) float32, by query modality and target: the centred bias of code 0.
-        step: (3, 3) float32: what a step of the code adds; 0: no correction in this direction.
+        first: (3, 3) float32, by query modality and target, the same for all targets: the centred bias of code 0.
+        step: (3, 3) float32: what a step of the code adds; 0: no correction of queries of this modality.
         centres: (3, 3) float32: the mean that was taken off when the bias was first computed.
         modality: (N,) of the items, -1 of rows without a code.
     """
@@ -84,18 +84,19 @@ class ItemBias:
         slots[known] = np.arange(len(known))
         raw = _computed(bank, collection, 0, known)
         first, step, centres = (np.zeros((MODALITIES, MODALITIES), np.float32) for _ in TABLES)
-        for target in range(MODALITIES):
-            own = raw[:, modality == target]
-            if not own.shape[1]:
-                continue
-            for slot, query in enumerate(known):
-                if not bank.bias_weight(query, target):
-                    continue
-                centre = own[slot].mean()
-                span = max(float(own[slot].max() - own[slot].min()), LEAST_RANGE)
-                centres[query, target] = centre
-                first[query, target] = own[slot].min() - centre - MARGIN * span
-                step[query, target] = (1 + 2 * MARGIN) * span / LEVELS
+        for slot, query in enumerate(known):
+            low = 0.0
+            high = LEAST_RANGE
+            for target in range(MODALITIES):
+                own = raw[slot, modality == target]
+                if len(own) and bank.bias_weight(query, target):
+                    centres[query, target] = own.mean()
+                    low = min(low, float(own.min() - centres[query, target]))
+                    high = max(high, float(own.max() - centres[query, target]))
+            span = high - low
+            one = np.float32((1 + 2 * MARGIN) * span / LEVELS)
+            step[query] = one
+            first[query] = -one * np.float32(round((MARGIN * span - low) / float(one)))  # some code is exactly no correction
         empty = cls(np.zeros((len(known), 0), np.uint8), slots, first, step, centres, modality)
         return replace(empty, codes=empty._coded(raw, modality))
 
@@ -118,27 +119,22 @@ class ItemBias:
         codes = np.where(self.step[known][:, target] > 0, codes, 0)
         return np.clip(np.round(codes), 0, LEVELS).astype(np.uint8)
 
-    def take(self, query_modality: Ints, rows: Ints, item_modality: Ints | None = None) -> Floats:
+    def take(self, query_modality: Ints, rows: Ints) -> Floats:
         """What is taken off the scores of rows.
 
         Args:
             query_modality: (Q,) int64, what each query consists of; -1: unknown, no correction.
             rows: (Q, C) of each query; what is returned for padding (-1) is without meaning.
-            item_modality: (Q, C) modality of those rows, where the caller has looked it up.
 
         Returns:
             (Q, C) float32.
         """
-        if item_modality is None:
-            item_modality = self.modality.take(rows)
         if len(query_modality) == 1:  # the usual search, in which every call of numpy counts
             own = int(query_modality[0])
-            codes = self._code_rows[own].take(rows, mode="wrap")
-            single: Floats = self._values[own].take(codes + CODES * item_modality, mode="wrap")
+            single: Floats = self._values[own].take(self._code_rows[own].take(rows, mode="wrap"))
             return single
         codes = self.codes.ravel().take(rows + (np.maximum(self.slots[query_modality], 0) * len(self))[:, None], mode="wrap")
-        places = codes + CODES * (item_modality + MODALITIES * query_modality[:, None])
-        values: Floats = self._values.ravel().take(places, mode="wrap")
+        values: Floats = self._values.ravel().take(codes + CODES * query_modality[:, None], mode="wrap")
         return values
 
     @cached_property
@@ -148,10 +144,10 @@ class ItemBias:
 
     @cached_property
     def _values(self) -> Floats:
-        """(4, 3 * 256) bias of every code by query modality and target; zeros for the last, -1: an unknown query modality."""
-        values = self.first[:, :, None] + self.step[:, :, None] * np.arange(CODES, dtype=np.float32)
-        values = np.concatenate([values, np.zeros((1, MODALITIES, CODES), np.float32)])
-        return np.ascontiguousarray(values.reshape(MODALITIES + 1, MODALITIES * CODES), np.float32)
+        """(4, 256) bias of every code by query modality; zeros for the last, -1: an unknown one."""
+        values = np.zeros((MODALITIES + 1, CODES), np.float32)
+        values[:MODALITIES] = self.first[:, :1] + self.step[:, :1] * np.arange(CODES, dtype=np.float32)
+        return values
 
     def columns(self, rows: Any, arrays: Arrays = HOST) -> Array:
         """(n, 3) float32 biases of rows, by query modality: what one more dimension of their vectors would hold.

@@ -64,14 +64,14 @@ class QueryBatch:
         """
         if item_modality is None or not self.has_prior:
             return None
-        of_item = item_modality.take(rows)
         total = None
         if self.modality_log_probs is not None:
+            of_item = item_modality.take(rows)
             of_query = np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs)  # (Q, 3)
             total = of_query[np.arange(len(self))[:, None], of_item]
         if self.item_bias is None or self.modality is None:
             return total
-        bias = self.item_bias.take(self.modality, rows, of_item)
+        bias = self.item_bias.take(self.modality, rows)
         if total is None:
             return -bias
         return total - bias

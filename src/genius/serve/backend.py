@@ -235,7 +235,7 @@ class Backend:
             texts = [part for part in (item.text, text) if part]
             return " ".join(texts), None
         source: ImageInput = item.image
-        if isinstance(source, str | Path) and not Path(source).is_file():  # moved: use the stored thumbnail
+        if isinstance(source, str | Path) and not _is_file(source):  # moved: use the stored thumbnail
             thumbnail = self.index.thumbnail(item_id)
             if thumbnail is None:
                 raise Missing(f"the picture of {item_id!r} is no longer there")
@@ -360,7 +360,7 @@ class Backend:
                 return source, media_type
             return Path(source).open("rb"), media_type
         except (OSError, PictureError):
-            if isinstance(source, str | Path) and not Path(source).is_file():
+            if isinstance(source, str | Path) and not _is_file(source):
                 raise Missing(f"the picture of {item_id!r} is no longer there") from None
             raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
 
@@ -501,6 +501,14 @@ def parse_prefix(text: str, level_sizes: Sequence[int]) -> tuple[int, ...]:
         if int(part) >= level_sizes[level]:
             raise GeniusError(f"code {level + 1} is 0 to {level_sizes[level] - 1}, not {int(part)}")
     return tuple(int(part) for part in parts)
+
+
+def _is_file(path: str | Path) -> bool:
+    """Whether a file is there; an index may name any path, also one that no system can have."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _png(picture: Image.Image) -> bytes:

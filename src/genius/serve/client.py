@@ -235,7 +235,7 @@ class GeniusClient:
         """Add items. Existing ids stay as they are. Images are uploaded.
 
         Args:
-            items: With `text`, `image` or both.
+            items: With `text`, `image` or both, or vectors of your own.
             batch_size: Items per request.
 
         Returns:
@@ -410,6 +410,11 @@ def _body(item: Item) -> dict[str, Any]:
         body["text"] = item.text
     if item.image is not None:
         body["image"] = _base64(item.image)
+    if isinstance(item.vector, Mapping):
+        raise GeniusError(f"item {item.id!r}: two vectors of one item cannot be sent over HTTP, send their unit sum")
+    if item.vector is not None:
+        body["vector"] = [float(value) for value in item.vector]
+        body["modality"] = item.modality.label
     return body
 
 

@@ -22,6 +22,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.towers import Heads
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.model.known_instructions import KnownInstructions
 from genius.train.calibration import calibrate
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
@@ -31,7 +32,7 @@ from genius.train.journal import Journal
 from genius.train.loop import Runtime, finish, make_accelerator, run_stage
 from genius.train.prepare import CONFIG, TRAINING, check_data, claim, count_steps, hold_out, refuse_another_run, settle_sizes
 from genius.train.quantizer import QuantizerStage
-from genius.train.sources import check_source, encoder_of_features, load_source
+from genius.train.sources import check_source, encoder_of_features, features_folder, load_source
 
 __all__ = ["CONFIG", "TRAINING", "TrainConfig", "Trained", "read_train_config", "train", "train_stages"]
 
@@ -85,6 +86,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
         trained = train_stages(settled, data, runtime, folder)
     finally:
         runtime.journal.close()
+    if config.data:
+        trained.model.instructions = KnownInstructions.load(features_folder(config, folder))
     if runtime.main:
         save_model(Path(config.output), trained.model, trained.heads, encoder)
     accelerator.wait_for_everyone()

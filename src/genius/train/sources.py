@@ -69,6 +69,13 @@ def load_source(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[Fe
     return _from_collection(config, runtime, folder)
 
 
+def features_folder(config: TrainConfig, folder: Path) -> Path:
+    """Where the features of a run are: its data, or what was extracted of it below `folder`."""
+    if FeatureSet.is_folder(config.data):
+        return Path(config.data)
+    return folder / "features"
+
+
 def synthetic(size: str, seed: int) -> FeatureSet:
     """A synthetic set of four tasks, for a first run and for tests."""
     from genius.data.synthetic import synthetic_features

@@ -1,0 +1,370 @@
+"""What an instruction asks for, in any wording: the target modality, and words that are content.
+
+A model knows the few wordings of instructions that it was trained with; another wording moves its query vector, and the target
+modality is lost. So an instruction that the model does not know is *read* here: its nouns (*photo*, *caption*, *entry*) name the
+target, unless they refer to the query (*this photo*, *the caption below*), and the model's own wording takes its place. Words
+that say neither how nor what kind are content (*the same shoe in red*: shoe, red) and stay in the query.
+
+A word that is in no list here may be classified by the model's text encoder (`WordClasses`). Knows words; nothing of models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genius.types import Modality, format_text
+
+IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
+LEAST_LENGTH = 1e-12  # of a vector that is divided by its length
+
+
+class WordClass(Enum):
+    """What a word does in an instruction."""
+
+    IMAGE = "a noun for images"
+    TEXT = "a noun for texts"
+    ENTRY = "a noun for something with parts"
+    CAPTIONED = "with a text, of an image"
+    ILLUSTRATED = "with an image, of a text"
+    ASK = "asks, or says how an answer relates to the query"
+    CHANGE = "says that the answer differs from the query"
+    CONTENT = "anything else"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+LEXICON: Mapping[WordClass, tuple[str, ...]] = {
+    WordClass.IMAGE: _words(
+        "image picture photo photograph snapshot snap pic visual illustration drawing painting sketch graphic "
+        "artwork screenshot portrait icon symbol thumbnail poster rendering figure jpeg photography imagery "
+        "depiction shot"
+    ),
+    WordClass.TEXT: _words(
+        "text description caption passage paragraph sentence article snippet summary explanation blurb wording "
+        "note title writeup document words writing prose essay abstract quote headline report review definition "
+        "commentary comment section segment phrase excerpt narrative story transcript"
+    ),
+    WordClass.ENTRY: _words("entry record item result post page card listing pair combination duo"),
+    WordClass.CAPTIONED: _words("captioned annotated labelled labeled titled commented"),
+    WordClass.ILLUSTRATED: _words("illustrated pictured"),
+    WordClass.ASK: _words(
+        "find show retrieve look looking get give fetch search searching dig bring pull locate return display list "
+        "select identify provide suggest pick track hunt want need would like could can you we i me us please see "
+        "tell help asked asking know have has had am is are be was do does did seek seeking obtain discover "
+        "present offer browse determine choose fits fit matches match matching suits suit belongs belong "
+        "corresponds correspond corresponding relates relate goes go aligns align meets meet describes describe "
+        "describing depicts depict depicting shows showing portrays captures capture explains explain explaining "
+        "represents illustrates answers answer answering talks talking clarifies says say same similar alike "
+        "resembling resembles identical right best correct suitable fitting appropriate good most closest nearest "
+        "relevant proper related exact other further more thing things something one ones kind sort anything "
+        "everything subject line use using based here there now just only also both each together along asks ask "
+        "let wanted needed question questions love make put written read stands stand evidence made combined "
+        "accompanied following described given provided means meaning said reply replies drawn reference shown "
+        "displayed attached above below uploaded submitted query input including containing alongside beside next "
+        "got topic keyword term short brief nice full detailed couple few several many number comes come appears "
+        "appear called name named summarise summarize anyone someone everyone lets try check quick quickly"
+    ),
+    WordClass.CHANGE: _words(
+        "change changes changed different difference edit edits edited modification modifications modified altered "
+        "alteration variation variant version revised adapted adjusted tweak tweaked amended update updated "
+        "replaced swapped instructions instruction"
+    ),
+}
+FUNCTION_WORDS = frozenset(
+    _words(
+        "a an the this these that those my your his her its their our it they them he she some any another which "
+        "what who whose whom where when how why of for in on at by to from into onto about over under with without "
+        "within and or plus but not no as than then so if all every behind after before near around against will "
+        "shall should may might must been being up down out off through during per via regarding concerning upon "
+        "between s t m re ve d ll"
+    )
+)
+DEMONSTRATIVES = frozenset(_words("this these those my your"))
+GIVEN = frozenset(
+    _words("given provided following reference shown displayed attached above below uploaded submitted query input described")
+)
+OF_THE_QUERY = frozenset(_words("about of at in on to from like describe explain answer read"))  # before *the image*
+AFTER_NOUN = frozenset(_words("below above shown here given provided attached displayed"))
+INDEFINITE = frozenset(_words("a an another some any which what its their one more other all every each no same"))
+JOINS = frozenset(
+    _words("and with plus including containing alongside beside accompanied combined has having together along next")
+)
+GOES_WITH = re.compile(r"\b(go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b")
+AS_WELL_AS = re.compile(r"\bas well as\b")
+TELLS = frozenset(  # what is asked of an image: *what has been written about this photo?*
+    _words("written tell tells describe describes explain explains say says said called name named summarise summarize means")
+)
+OF_THIS = frozenset((link, word) for link in ("of", "on", "about", "for") for word in ("this", "it", "that", "these"))
+PARTS = frozenset(_words("pair combination duo"))
+CONTENT_WORDS = _words(  # examples, for the words that an encoder classifies
+    "shoe shirt bag bicycle car house dog cat tree chair table watch cup boat hat dress lamp bird red blue "
+    "green black white yellow dark bright small large old new striped round wood leather cotton metal glass "
+    "silk wool stone child woman man wheel roof handle flower beach kitchen garden collar zip river mountain "
+    "sport running summer winter party office school music food water sky street night morning game phone "
+    "computer book horse train plane city country happy sad fast slow hot cold money law science history war "
+    "peace health doctor brand size price cheap sale men women boys girls formal casual vintage heel sleeve "
+    "neck logo pattern plain navy grey pink purple orange brown gold silver"
+)
+LIKE_ENOUGH = 0.5  # cosine from which a word has the class of the most similar known one; chosen with each known word left out
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction as it was understood.
+
+    Args:
+        target: The modality that it names; None: it names none.
+        content: What is left of it: words that say neither how nor what kind; empty: none.
+    """
+
+    target: Modality | None
+    content: str = ""
+
+
+SURE = 2
+
+
+@dataclass(slots=True)
+class _Noun:
+    place: int  # among the words
+    modality: Modality
+    reference: int  # 0: what is wanted, 1: perhaps the query (*the photo*), `SURE`: the query (*this photo*)
+
+
+Classify = Callable[[Sequence[str]], Sequence[WordClass]]
+"""Classes of words that the lexicon does not have."""
+
+
+def all_content(words: Sequence[str]) -> list[WordClass]:
+    """The classes of unknown words where nothing is known about them: content."""
+    return [WordClass.CONTENT] * len(words)
+
+
+def read_instruction(
+    text: str,
+    query: Modality,
+    classify: Classify = all_content,
+    lexicon: Mapping[WordClass, Sequence[str]] = LEXICON,
+) -> Instruction:
+    """What an instruction asks for.
+
+    Args:
+        text: The instruction.
+        query: What the query consists of: an instruction may refer to its image or its text.
+        classify: Classes of words that are not in the lexicon.
+        lexicon: Words of each class.
+
+    Examples:
+        >>> read_instruction("Which photos show the same shoe in red?", Modality.IMAGE)
+        Instruction(target=<Modality.IMAGE: 0>, content='shoe in red')
+        >>> read_instruction("Words for this picture, please.", Modality.IMAGE).target.label
+        'text'
+    """
+    plain = AS_WELL_AS.sub("and", GOES_WITH.sub("matches", text.lower()))
+    known = {word: name for name, own in lexicon.items() for word in own}
+    whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), plain)
+    words = re.findall(r"[^\W\d_]+|[.,;:?!]", whole)
+    classes = _classes(words, known, classify)
+    nouns = _nouns(words, classes, query)
+    target = _target(words, classes, nouns)
+    return Instruction(target, _content(text, classes, words))
+
+
+def _whole(word: str, known: Mapping[str, WordClass]) -> str:
+    """A word with hyphens in one piece, if that is a known word: *write-up*."""
+    joined = word.replace("-", "")
+    if any(form in known for form in _forms(joined)):
+        return joined
+    return word
+
+
+def _classes(words: Sequence[str], known: Mapping[str, WordClass], classify: Classify) -> list[WordClass | None]:
+    """The class of each word; None: a function word or a sign."""
+    out: list[WordClass | None] = []
+    unknown = []
+    for place, word in enumerate(words):
+        if not word.isalpha():
+            out.append(None)
+            continue
+        found = next((known[form] for form in _forms(word) if form in known), None)
+        out.append(found)
+        if found is None and word not in FUNCTION_WORDS:
+            unknown.append(place)
+    for place, found in zip(unknown, classify([words[place] for place in unknown]), strict=True):
+        out[place] = found
+    return out
+
+
+def _forms(word: str) -> list[str]:
+    """A word and what may be its singular."""
+    forms = [word]
+    if word.endswith("ies"):
+        forms.append(word[:-3] + "y")
+    if word.endswith("s"):
+        forms.append(word[:-1])
+    return forms
+
+
+MODALITY_OF = {WordClass.IMAGE: IMAGE, WordClass.TEXT: TEXT}
+PAIRED_ENTRIES = {  # *an illustrated page*, *an annotated version*
+    (first, second) for first in (WordClass.ILLUSTRATED, WordClass.CAPTIONED) for second in (WordClass.ENTRY, WordClass.CHANGE)
+}
+PAIRED = {(WordClass.CAPTIONED, IMAGE), (WordClass.ILLUSTRATED, TEXT)}  # *a captioned photo*, *an illustrated text*
+
+
+def _nouns(words: Sequence[str], classes: Sequence[WordClass | None], query: Modality) -> list[_Noun]:
+    """Nouns for images and texts, and how surely each refers to the query."""
+    out = []
+    for place, found in enumerate(classes):
+        if found not in MODALITY_OF:
+            continue
+        following = _following(classes, place)
+        paired = any(form in PARTS for word in words[place + 1 : place + 3] for form in _forms(word))
+        if following in MODALITY_OF and not paired:  # *image caption*, *visual description*: the second noun counts
+            continue
+        if words[place] == "visual" and following is WordClass.CONTENT:  # *the visual entity*
+            continue
+        modality = MODALITY_OF[found]
+        reference = 0
+        if query in (modality, PAIR):
+            reference = _reference(words, classes, place)
+        out.append(_Noun(place, modality, reference))
+    return out
+
+
+def _following(classes: Sequence[WordClass | None], place: int) -> WordClass | None:
+    if place + 1 < len(classes):
+        return classes[place + 1]
+    return None
+
+
+def _reference(words: Sequence[str], classes: Sequence[WordClass | None], place: int) -> int:
+    """How surely a noun refers to the query, by the words around it."""
+    if place + 1 < len(words) and words[place + 1] in AFTER_NOUN:
+        return SURE
+    definite = 0
+    for before in range(place - 1, max(place - 6, -1), -1):
+        word = words[before]
+        if word in DEMONSTRATIVES or word in GIVEN:
+            return SURE
+        if word == "that" and before == place - 1:
+            return SURE
+        if word == "the":
+            definite = 1
+            if before and (
+                words[before - 1] in GIVEN or words[before - 1] in OF_THE_QUERY
+            ):  # *given the image*, *about the image*
+                return SURE
+            break
+        if word in INDEFINITE or word in FUNCTION_WORDS or not word.isalpha():
+            break
+        if classes[before] in (WordClass.ASK, WordClass.IMAGE, WordClass.TEXT) and word not in ("matching", "fitting"):
+            break
+    return definite
+
+
+def _target(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun]) -> Modality | None:
+    """The modality that the nouns name together."""
+    for noun in nouns:
+        if noun.place and (classes[noun.place - 1], noun.modality) in PAIRED:
+            return PAIR
+    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)):
+        return PAIR
+    if not nouns:
+        return None
+    surest = min(noun.reference for noun in nouns)
+    first = next(noun for noun in nouns if noun.reference == surest)
+    if surest == SURE and first.modality == IMAGE and not TELLS.isdisjoint(words[: first.place]):
+        return TEXT
+    if surest == SURE and WordClass.CONTENT in classes[: first.place]:  # *the gist of this photo*: a word that no one knows
+        return None
+    for one, other in pairwise(nouns):
+        if one.modality == other.modality or not _joined(words, one.place, other.place):
+            continue
+        if one is first and other.reference < SURE:  # *a photo and the text*
+            return PAIR
+        if other is first and not _depends(words, one.place):  # *this photo with its text*
+            return PAIR
+    return first.modality
+
+
+def _depends(words: Sequence[str], place: int) -> bool:
+    """Whether a noun belongs to another word before it: *about the photo*, *describe the photo*."""
+    return any(word in OF_THE_QUERY for word in words[max(place - 4, 0) : place])
+
+
+def _joined(words: Sequence[str], one: int, other: int) -> bool:
+    """Whether two nouns are joined: *a photo with its caption*, *image and text*, *an image-text pair*."""
+    between = words[one + 1 : other]
+    if not between:
+        return True
+    place = 0
+    if between[0] == ",":
+        place = 1
+    if place < len(between) and between[place] in ("that", "which"):
+        place += 1
+    if tuple(between[place : place + 2]) in OF_THIS:  # *a picture of this and a text*
+        place += 2
+    if not any(word in JOINS for word in between[place : place + 2]):  # *and*, *comes with*
+        return False
+    return not any(word in (".", "?", "!", ";") for word in between)
+
+
+def _content(text: str, classes: Sequence[WordClass | None], words: Sequence[str]) -> str:
+    """The part of an instruction from its first to its last content word, as it was written."""
+    content = [word for word, found in zip(words, classes, strict=True) if found is WordClass.CONTENT]
+    if not content:
+        return ""
+    places = [match for match in re.finditer(r"[^\W\d_]+", text) if match[0].lower() in content]
+    if not places:
+        return ""
+    return text[places[0].start() : places[-1].end()]
+
+
+class WordClasses:
+    """Classes of words that the lexicon does not have: that of the most similar word it has, by a text encoder.
+
+    Args:
+        encode: Texts -> (n, D) vectors, an array or a tensor.
+        lexicon: Words of each class.
+    """
+
+    def __init__(self, encode: Callable[[Sequence[str]], Any], lexicon: Mapping[WordClass, Sequence[str]] = LEXICON) -> None:
+        self._encode = encode
+        self._examples = [(word, name) for name, own in lexicon.items() for word in own]
+        self._examples += [(word, WordClass.CONTENT) for word in CONTENT_WORDS]
+        self._vectors: NDArray[np.float32] | None = None  # encoded when the first unknown word comes
+
+    def __call__(self, words: Sequence[str]) -> list[WordClass]:
+        """The class of each word.
+
+        Args:
+            words: In lower case.
+        """
+        if not words:
+            return []
+        if self._vectors is None:
+            self._vectors = self._unit_vectors([word for word, _ in self._examples])
+        similarities = self._unit_vectors(words) @ self._vectors.T
+        out = []
+        for row, nearest in enumerate(similarities.argmax(1).tolist()):
+            found = WordClass.CONTENT
+            if similarities[row, nearest] >= LIKE_ENOUGH:
+                found = self._examples[nearest][1]
+            out.append(found)
+        return out
+
+    def _unit_vectors(self, words: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.asarray(self._encode([format_text(word) for word in words]), np.float32)
+        unit: NDArray[np.float32] = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), LEAST_LENGTH)
+        return unit

@@ -1,0 +1,154 @@
+"""Instructions in any wording: the target that is read, the content that stays, and what a model knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.instructions import LEXICON, WordClass, WordClasses, read_instruction
+from genius.model.known_instructions import FILE, MOST, KnownInstructions
+from genius.types import TEMPLATES, Modality, Query
+
+IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
+
+
+@pytest.mark.parametrize("direction", TEMPLATES, ids=lambda d: f"{d[0].label}-{d[1].label}")
+def test_own_wordings_are_read_right(direction: tuple[Modality, Modality]) -> None:
+    query, target = direction
+    assert [read_instruction(text, query).target for text in TEMPLATES[direction]] == [target] * 4
+
+
+READ = [
+    ("Some photographs of this, please.", TEXT, IMAGE, ""),
+    ("Photos with their captions.", TEXT, PAIR, ""),
+    ("An illustrated page on this.", TEXT, PAIR, ""),
+    ("Image-text pairs that match.", TEXT, PAIR, ""),
+    ("A picture for the caption below.", TEXT, IMAGE, ""),
+    ("The caption of this picture.", IMAGE, TEXT, ""),
+    ("This picture with its caption.", IMAGE, PAIR, ""),
+    ("A caption that goes with the picture.", IMAGE, TEXT, ""),
+    ("Another picture like the one shown.", IMAGE, IMAGE, ""),
+    ("A paragraph about the image.", PAIR, TEXT, ""),
+    ("This photo, but edited.", PAIR, IMAGE, ""),
+    ("Describe the picture with a text.", IMAGE, TEXT, ""),
+    ("Which photos show the same shoe in red?", IMAGE, IMAGE, "shoe in red"),
+    ("The same shoe in red.", IMAGE, None, "shoe in red"),
+    ("The gist of this photo.", IMAGE, None, "gist"),  # a word that no list has is what is wanted
+    ("!?", TEXT, None, ""),
+    ("写真を探して", TEXT, None, "写真を探して"),
+]
+
+
+@pytest.mark.parametrize(("text", "query", "target", "content"), READ, ids=[entry[0] for entry in READ])
+def test_target_and_content(text: str, query: Modality, target: Modality | None, content: str) -> None:
+    read = read_instruction(text, query)
+    assert (read.target, read.content) == (target, content)
+
+
+def test_a_word_belongs_to_one_class() -> None:
+    words = [word for own in LEXICON.values() for word in own]
+    assert len(words) == len(set(words))
+
+
+PLACES: dict[str, int] = {}
+
+
+def vectors(texts: Sequence[str]) -> NDArray[np.float32]:
+    """One direction for each word, and "glimpse" beside "photo"."""
+    out = np.zeros((len(texts), 2048), np.float32)
+    for row, text in enumerate(texts):
+        word = text.lower().strip(".")
+        if word == "glimpse":
+            out[row] = 0.9 * vectors(["Photo."])[0]
+            word = "rarely"
+        out[row, PLACES.setdefault(word, len(PLACES))] += 1 - out[row].sum()
+    return out
+
+
+def test_an_encoder_classifies_unknown_words() -> None:
+    classes = WordClasses(vectors)
+    assert classes(["glimpse"]) == [WordClass.IMAGE]
+    assert read_instruction("A glimpse of this.", TEXT).target is None
+    assert read_instruction("A glimpse of this.", TEXT, classes).target is IMAGE
+
+
+# -- the wordings of a model -----------------------------------------------------------------------------------
+
+
+def test_other_words_become_the_models_own() -> None:
+    known = KnownInstructions(TEMPLATES)
+    asked = Query("a red bicycle", instruction="Any snapshots?")
+    assert known.in_own_words(asked).instruction == TEMPLATES[TEXT, IMAGE][0]
+    assert known.in_own_words(asked).text == "a red bicycle"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Query("a bicycle"),
+        Query("a bicycle", target="text"),  # type: ignore[arg-type]
+        Query("a bicycle", instruction=TEMPLATES[TEXT, IMAGE][2]),
+        Query("a bicycle", instruction=TEMPLATES[TEXT, IMAGE][2].upper().rstrip(".")),
+        Query("a bicycle", instruction="Something nice in red."),  # names no modality
+        Query(vector=[1.0, 0.0]),
+    ],
+)
+def test_others_stay_as_they_are(query: Query) -> None:
+    assert KnownInstructions(TEMPLATES).in_own_words(query) is query
+
+
+def test_content_of_an_instruction_stays() -> None:
+    known = KnownInstructions(TEMPLATES)
+    query = known.in_own_words(Query(image=b"", instruction="Photos of the same shoe in red."))
+    assert query.instruction == f"{TEMPLATES[PAIR, IMAGE][0]} shoe in red."
+
+
+def test_a_given_target_counts_more_than_words() -> None:
+    known = KnownInstructions(TEMPLATES)
+    query = known.in_own_words(Query("a bicycle", instruction="Any snapshots?", target=TEXT))
+    assert query.instruction == TEMPLATES[TEXT, TEXT][0]
+
+
+def test_a_direction_that_training_lacked_is_left_alone() -> None:
+    known = KnownInstructions({(TEXT, IMAGE): ("Show it.",)})
+    query = Query("a bicycle", instruction="Which text tells more?")
+    assert known.in_own_words(query) is query
+
+
+def test_instructions_of_training_queries() -> None:
+    used = [("Rare.", TEXT, IMAGE), ("Usual.", TEXT, IMAGE), ("Usual.", TEXT, IMAGE), ("Say it.", IMAGE, TEXT)]
+    known = KnownInstructions.of(used)
+    assert known is not None
+    assert known.wordings == {(TEXT, IMAGE): ("Usual.", "Rare."), (IMAGE, TEXT): ("Say it.",)}
+    assert KnownInstructions.of([]) is None
+    assert KnownInstructions.of([*used, (None, TEXT, TEXT)]) is None
+    assert KnownInstructions.of([(f"Number {i}.", TEXT, IMAGE) for i in range(MOST + 1)]) is None
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    assert KnownInstructions.load(tmp_path) is None
+    KnownInstructions(TEMPLATES).save(tmp_path)
+    assert KnownInstructions.load(tmp_path) == KnownInstructions(TEMPLATES)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"known": 3},
+        {"known": [{"query": "text", "target": "smell", "wordings": ["a"]}]},
+        {"known": [{"query": "text", "target": "image", "wordings": []}]},
+        {"known": [{"query": "text", "target": "image", "wordings": [3]}]},
+        {"known": [{"query": "text", "target": "image", "wordings": ["a"] * (MOST + 1)}]},
+    ],
+)
+def test_an_invalid_file_is_one_clear_line(tmp_path: Path, body: object) -> None:
+    (tmp_path / FILE).write_text(json.dumps(body), encoding="utf-8")
+    with pytest.raises(GeniusError, match=r"instructions\.json is invalid"):
+        KnownInstructions.load(tmp_path)
