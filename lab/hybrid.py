@@ -7,7 +7,7 @@ products. BM25 is computed here, over titles, without stems. Many titles have th
 random orders of equal scores, and, beside it, that of one order, by row.
 
     python -m lab.hybrid DATA/products-0.parquet DATA/products-1.parquet --out lab/results/hybrid.json
-    python -m lab.hybrid DATA/products-0.parquet --queries 4000 --out lab/results/hybrid_validation.json  # as chosen, more queries
+    python -m lab.hybrid DATA/products-0.parquet --queries 4000 --out lab/results/hybrid_validation.json  # as chosen
 """
 
 from __future__ import annotations
