@@ -233,13 +233,13 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(body: dict[str, Any]) -> str:
     """Markdown of the summary."""
     runs = body["runs"]
-    steps = " ".join(str(run["decoder"]) for run in runs if run["decoder"])
+    steps = ", ".join(f"{int(step.removeprefix('step-'))}" for run in runs if run["decoder"] for step in run["decoder"])
     scales = ", ".join(f"{run['scale']:g}" for run in runs)
     out = [
         f"Fashion, {runs[0]['items']:,} candidates that no training query shows, {runs[0]['queries']:,} test queries,",
         f"five tasks, {BEAMS} beams, target unknown, {body['date']}. hit@5 as a share of dense search that is",
         "given the target, mean / worst task.",
-        f"Decoder trained for one seed only, until {steps}; a of the stateless scorers: {scales}.",
+        f"The decoder of the first seed was trained, until step {steps}; a of the stateless scorers: {scales}.",
         "",
         "| codes scored by | seeds | GENIUS | with item bias | GENIUS^R | with item bias |",
         "|---|---:|---:|---:|---:|---:|",

@@ -753,17 +753,16 @@ def tables(body: dict[str, Any]) -> str:
         f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
         f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {asked:,} test "
         f"queries; {body['device']}, one thread, {body['date']}.\n"
-        f'"Added later": to the index, after biases were computed; fusion and codes were fitted with them.\n'
-        f"Beams: a `{body['changes']['model.decoder']}` decoder, {runs[0]['training'].get('decoder', 'trained to its end')}; "
-        f"{BEAM_QUERIES:,} queries.\n"
+        f'"Added later": to the index, after biases were computed, every tenth in turn; fusion and codes were fitted with them.\n'
         f"Shares are of dense search that is given the target over the same candidates: tasks averaged over seeds, their mean /\n"
         f"the worst task.",
     ]
+    if any("beams" in line["search"] for line in lines):
+        decoder = runs[0]["training"].get("decoder", "trained to its end")
+        out[0] += f"\nBeams: a `{body['changes']['model.decoder']}` decoder, {decoder}; {BEAM_QUERIES:,} queries."
     for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
         own = [line for line in lines if line["candidates"] == candidates]
-        items = runs[0]["lines"][0]["items"]
-        if candidates == "all":
-            items = runs[0]["training"]["products"] * 3
+        items = next(line["items"] for line in runs[0]["lines"] if line["candidates"] == candidates)
         out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---:|---|" + "---:|" * len(tasks))
         for line in own:
@@ -785,7 +784,8 @@ def tables(body: dict[str, Any]) -> str:
     shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
     out += [
         "",
-        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item:",
+        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item\n"
+        f"(a bank of {cost['queries_in_bank']:,} queries; choosing took {cost['seconds_of_choosing']} s):",
         "",
     ]
     out += ["| search, all candidates | without | with |", "|---|---:|---:|", *shown]

@@ -147,8 +147,30 @@ class IndexMachine(RuleBasedStateMachine):
         return dict(zip(matching, (stored @ wanted).tolist(), strict=True))
 
 
-@pytest.mark.parametrize("cache_from", [3, 1_000_000], ids=["cached", "uncached"])
-def test_same_answers_as_a_dictionary(model: Genius, monkeypatch: pytest.MonkeyPatch, cache_from: int) -> None:
+class CodesMachine(IndexMachine):
+    """The same of an index without vectors: items are compared by what their codes stand for."""
+
+    @initialize()
+    def create(self) -> None:
+        self.index = Index(self.folder / "i.genius", self.model, vectors=False)
+
+    def brute_force(self, query: str, matching: dict[str, Item]) -> dict[str, float]:
+        if not matching:
+            return {}
+        wanted = self.model.embed_queries([Query(text=query)]).z[0]
+        codes = torch.tensor([self.index.codes(item_id) for item_id in matching])
+        sums = torch.nn.functional.normalize(self.model.quantizer.decode(codes), dim=1)
+        return dict(zip(matching, (sums @ wanted).tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("machine", "cache_from", "examples"),
+    [(IndexMachine, 3, 12), (IndexMachine, 1_000_000, 12), (CodesMachine, 3, 6)],
+    ids=["cached", "uncached", "codes alone"],
+)
+def test_same_answers_as_a_dictionary(
+    model: Genius, monkeypatch: pytest.MonkeyPatch, machine: type[IndexMachine], cache_from: int, examples: int
+) -> None:
     monkeypatch.setattr(genius.index.opened, "CACHE_FROM", cache_from)
     monkeypatch.setattr(genius.index.store, "INDEX_FROM", cache_from)
     monkeypatch.setattr(genius.index.opened, "MERGE_FROM", 4)
@@ -158,8 +180,12 @@ def test_same_answers_as_a_dictionary(model: Genius, monkeypatch: pytest.MonkeyP
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
-        IndexMachine,
+        machine,
         settings=settings(
-            max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+            max_examples=examples,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
         ),
     )

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from genius import Item
 from genius.index import Index
+from genius.serve.backend import Backend
 
 RED_CIRCLE = encoded(draw("circle", "red"))
 
@@ -309,6 +310,12 @@ class TestPicturesOnDisk:
         assert answer.status_code == 404 and "no longer there" in answer.json()["error"]["message"]
         assert shelf.get("/v1/thumbnails/gone.png").status_code == 200
         assert len(ask(shelf, like="gone.png", k=5)["hits"]) == 3  # the preview stands in
+
+    @pytest.mark.parametrize("path", ["a" * 5000 + ".png", "a\0b.png"])
+    def test_a_path_that_no_file_can_have(self, shelf: TestClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        monkeypatch.setattr(Backend, "_item", lambda backend, name: Item("kept.webp", image=path))
+        assert shelf.get("/v1/images/kept.webp").status_code == 404
+        assert shelf.post("/v1/search", json={"like": "kept.webp"}).status_code == 200  # the preview stands in
 
     def test_paths_are_not_shown(self, shelf: TestClient, tmp_path: Path) -> None:
         for path in ("/v1/items/kept.webp", "/v1/codes/0", "/v1/codes"):

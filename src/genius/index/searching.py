@@ -30,7 +30,7 @@ from genius.model.embedding import Embedded
 from genius.search import SearchEngine, SearchParams, SearchRequest
 from genius.search.arrays import Array, as_numpy
 from genius.search.params import MAX_K
-from genius.types import ContentInput, Item, Modality, Query
+from genius.types import Item, Modality, Query
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -118,21 +118,17 @@ class _Ranked:
     first_bias: float = 0.0  # item bias that was taken off the score of the first hit
 
 
-def search_requests(state: Index, queries: Sequence[Query | ContentInput], requests: Sequence[SearchRequest]) -> list[Hits]:
+def search_requests(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
     """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
     places_by_request: dict[SearchRequest, list[int]] = {}
     for place, request in enumerate(requests):
-        check(request)
         if request.diverse:  # answers that differ are chosen among more
             request = replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
         places_by_request.setdefault(request, []).append(place)
     if not queries:
         return []
     modalities = state.modalities()
-    original_queries = [Query.of(query) for query in queries]
-    targeted_queries = [
-        with_default(query, request, modalities) for query, request in zip(original_queries, requests, strict=True)
-    ]
+    targeted_queries = [with_default(query, request, modalities) for query, request in zip(queries, requests, strict=True)]
     groups = []
     for request, places in places_by_request.items():
         group_queries = [targeted_queries[place] for place in places]
@@ -161,7 +157,6 @@ def search_requests(state: Index, queries: Sequence[Query | ContentInput], reque
             embedded.modality[at],
             scales(state.model, expanded, owner),
         )
-        vectors.check(state.about.width)
         parts.append((vectors, request))
         first += len(expanded)
     group_hits = state.consistent(lambda: search(state, parts, model))
@@ -173,7 +168,7 @@ def search_requests(state: Index, queries: Sequence[Query | ContentInput], reque
     out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
     for query_hits, query in zip(out, targeted_queries, strict=True):
         query_hits.target = query.target
-    for number, (query, request) in enumerate(zip(original_queries, requests, strict=True)):
+    for number, (query, request) in enumerate(zip(queries, requests, strict=True)):
         defaulted = query.target is None and targeted_queries[number].target is not None
         if defaulted and not out[number] and not _any_of_target(state, targeted_queries[number].target, request.where):
             out[number] = search_requests(state, [query], [replace(request, any_modality=True)])[0]

@@ -86,8 +86,8 @@ def choose(
         items: (N, D) unit vectors, an array or a tensor.
         item_modality: (N,).
         further: More queries to judge by, each with a part of the bank that does not hold them.
-        shown: (N,) items that queries of the bank were trained on; others are searched where these are not enough. Training
-            pulls queries towards such items, so that a bias against them looks better than it is for new items.
+        shown: (N,) items that training queries show; they are left out if enough others remain. Training pulls queries
+            towards them, so that a bias against them looks better than it is for new items.
     """
     folds = [(bank, judged), *further]
     return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality), shown)
@@ -240,7 +240,7 @@ def _with_best(
         for part, judged in folds:
             fold_queries = queries_of(part, query, target)
             scores, positives = _scores(judged, query, target, items, rows)
-            if len(fold_queries) < FEWEST or not len(scores):
+            if len(fold_queries) < FEWEST // 2 or not len(scores):
                 continue
             for temperature in TEMPERATURES:
                 bias = mean_similarity(fold_queries, items[rows], temperature)
