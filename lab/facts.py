@@ -38,6 +38,15 @@ BUNDLED = {
 }
 
 
+ABOVE_DENSE = {
+    "default, no bias": "default search, item bias off",
+    "default, with bias": "**default search** (item bias from a bank of queries)",
+    "default, with bias, 10% of items added later": "the same, for items added later (a tenth)",
+    "codes, no bias": "codes only, item bias off",
+    "codes, with bias": "codes only",
+}
+
+
 def read(path: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / path).read_text(encoding="utf-8"))
     return found
@@ -99,9 +108,35 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def above_dense() -> str:
+    """The default search with and without its item bias, as shares of dense search that is given the target modality."""
+    bodies = [read("lab/results/above_dense_fashion.json"), read("lab/results/above_dense_icons.json")]
+    items = [f"{_unseen_items(body):,}" for body in bodies]
+    rows = [
+        f"| our search, relative to dense with the target given | fashion ({items[0]}, three trainings) | "
+        f"icons ({items[1]}, `bundled:mini`) |",
+        "|---|---|---|",
+    ]
+    for search, name in ABOVE_DENSE.items():
+        cells = []
+        for body in bodies:
+            found = [line for line in body["summary"] if _is(line, search)]
+            cells.append("".join(f"{line['mean']:.3f} / {line['worst']:.3f}" for line in found))
+        rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    return "\n".join(rows)
+
+
+def _unseen_items(body: dict[str, Any]) -> int:
+    return next(int(line["items"]) for line in body["runs"][0]["lines"] if line["candidates"] == "unseen")
+
+
+def _is(line: dict[str, Any], search: str) -> bool:
+    return (line["search"], line["target"], line["candidates"]) == (search, "unknown", "unseen")
+
+
 def filled(text: str) -> str:
     """The page with the present table between its marks."""
-    return MARKS.sub(lambda marks: f"{marks[1]}{table()}\n{marks[2]}", text)
+    return MARKS.sub(lambda marks: f"{marks[1]}{table()}\n\n{above_dense()}\n{marks[2]}", text)
 
 
 def main() -> None:

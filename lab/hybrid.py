@@ -7,6 +7,7 @@ products. BM25 is computed here, over titles, without stems. Many titles have th
 random orders of equal scores, and, beside it, that of one order, by row.
 
     python -m lab.hybrid DATA/products-0.parquet DATA/products-1.parquet --out lab/results/hybrid.json
+    python -m lab.hybrid DATA/products-0.parquet --queries 4000 --out lab/results/hybrid_validation.json  # as chosen
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Shop:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("validation", type=Path, help="Parquet with id, title, image: constants are chosen on it")
-    parser.add_argument("test", type=Path, help="Parquet of other products, on which the results are measured")
+    parser.add_argument("test", type=Path, nargs="?", help="Parquet of other products, on which the results are measured")
     parser.add_argument("--items", type=int, default=4000, help="of each collection")
     parser.add_argument("--queries", type=int, default=2000, help="by words, of each collection")
     parser.add_argument("--images", type=int, default=400, help="queries by image")
@@ -155,8 +156,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hybrid-") as temporary:
         folder = arguments.folder or Path(temporary)
         chosen = validate(Shop(arguments.validation, arguments.items, folder / "validation.genius"), arguments)
-        measured = measure(Shop(arguments.test, arguments.items, folder / "test.genius"), arguments)
-    files = [f"DATA/{path.name}" for path in (arguments.validation, arguments.test)]
+        measured = {}
+        files = [f"DATA/{arguments.validation.name}"]
+        if arguments.test is not None:
+            measured = measure(Shop(arguments.test, arguments.items, folder / "test.genius"), arguments)
+            files.append(f"DATA/{arguments.test.name}")
     body = {
         "command": f"python -m lab.hybrid {' '.join(files)} --items {arguments.items} --queries {arguments.queries} "
         f"--images {arguments.images} --seed {arguments.seed}",
@@ -184,6 +188,10 @@ def validate(shop: Shop, arguments: argparse.Namespace) -> dict[str, Any]:
     drawn = word_queries(shop.titles, rng.sample(range(len(shop.titles)), arguments.queries), rng)
     queries = [Query(text) for text, _ in drawn]
     rows = [row for _, row in drawn]
+    rates = shop.hit_rates_of_bm25(drawn)
+    if arguments.test is None:
+        rates["mode hybrid"] = shop.hit_rate(shop.search(queries, "hybrid"), rows)
+        return {"validation": {"items": len(shop.titles), "queries": len(queries), "hit_at_5": rates}}
     by_form = {}
     default = words.SAME_FORM
     for form in SAME_FORMS:
@@ -194,7 +202,7 @@ def validate(shop: Shop, arguments: argparse.Namespace) -> dict[str, Any]:
         "validation": {
             "items": len(shop.titles),
             "queries": len(queries),
-            "hit_at_5": shop.hit_rates_of_bm25(drawn),
+            "hit_at_5": rates,
             "hit_at_5_by_same_form_and_weight": by_form,
         }
     }
