@@ -999,7 +999,9 @@ def _joined(before: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any
     """A run with the parts that were measured before; what was measured again counts."""
     if before is None:
         return run
-    if before["commit"] != run["commit"]:
+    if run["commit"] in before["commit"]:
+        run["commit"] = before["commit"]
+    else:
         run["commit"] = f"{before['commit']}, {run['commit']}"
     again = {(line["candidates"], line["search"], line["target"]) for line in run["lines"]}
     kept = [line for line in before["lines"] if (line["candidates"], line["search"], line["target"]) not in again]
