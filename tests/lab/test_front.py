@@ -119,7 +119,7 @@ def test_collections_of_a_size_hold_every_positive_and_are_filled_by_modality() 
     positives = [[int(row)] for row in random.integers(300, size=80)]
     test = SimpleNamespace(tasks=np.array(["a", "b"] * 40), positives=positives)
     bench = SimpleNamespace(test=test, items=items, modality=np.arange(300) % 3)
-    queries, rows = sizes.drawn(bench, 60, np.random.default_rng(1))
+    queries, rows = sizes.drawn(bench, 60, np.random.default_rng(1), 40)
     assert len(rows) == 60 and len(set(rows.tolist())) == 60 and len(queries) > 20
     needed = {row for query in queries.tolist() for row in positives[query]}
     assert needed <= set(rows.tolist()) and len(needed) <= 30
