@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_encoder import fake_model
+from fake_encoder import fake_model, register
 from serve_fixtures import book
 from typer.testing import CliRunner
 
@@ -23,6 +23,7 @@ QUERIES = 80
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that finds an answer in one of twenty collections, whatever the query is."""
+    register()
     folder = tmp_path_factory.mktemp("calibrated")
     fake_model().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
