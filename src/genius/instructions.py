@@ -170,9 +170,9 @@ def read_instruction(
         >>> read_instruction("Words for this picture, please.", Modality.IMAGE).target.label
         'text'
     """
-    plain = AS_WELL_AS.sub("and", GOES_WITH.sub("matches", text.lower()))
+    lowered = AS_WELL_AS.sub("and", GOES_WITH.sub("matches", text.lower()))
     known = {word: name for name, own in lexicon.items() for word in own}
-    whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), plain)
+    whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), lowered)
     words = re.findall(r"[^\W\d_]+|[.,;:?!]", whole)
     classes = _classes(words, known, classify)
     nouns = _nouns(words, classes, query)

@@ -80,10 +80,10 @@ class KnownInstructions:
             target = reading.target
         if target is None:
             return query
-        asked = query.modality
-        if reading.content and asked == Modality.IMAGE and (Modality.PAIR, target) in self.wordings:
-            asked = Modality.PAIR  # an image, and words that say what about it
-        own = self.wordings.get((asked, target))
+        query_modality = query.modality
+        if reading.content and query_modality == Modality.IMAGE and (Modality.PAIR, target) in self.wordings:
+            query_modality = Modality.PAIR  # an image, and words that say what about it
+        own = self.wordings.get((query_modality, target))
         if own is None:
             return query
         instruction = own[0]
