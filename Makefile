@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 setup: $(VENV)/.dev  ## a virtual environment with GENIUS and its development tools
 
-demo: $(VENV)/.demo  ## index 11,600 drawings and two dozen photos that pip installed, and search them in every way
+demo: $(VENV)/.demo  ## index 11,600 drawings that pip installed, and search them in every way
 	$(BIN)/genius demo
 
 site: setup  ## the documentation as build/site, every link checked
