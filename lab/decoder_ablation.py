@@ -33,7 +33,8 @@ from genius.search import SearchEngine, SearchParams
 from genius.search.beam import Beam
 from genius.search.decoder import DecoderState
 from genius.train.calibration import part_of_pool
-from lab.item_bias import BANK, Bench, Part, _made, compact, stages
+from lab.item_bias import BANK, Bench, Part, compact, run_details, stages
+from lab.tables import write_between
 
 RESULT = Path("lab/results/decoder_fashion.json")
 PAGE = Path("docs/engine.md")
@@ -252,13 +253,6 @@ def table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def write_table() -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    body = json.loads(RESULT.read_text(encoding="utf-8"))
-    PAGE.write_text(f"{before}{BEGIN}\n{table(body)}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="*", help="OUT TRAINING of a seed")
@@ -266,9 +260,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        write_table()
+        body = json.loads(RESULT.read_text(encoding="utf-8"))
+        write_between(PAGE, BEGIN, END, table(body))
         return
-    made = _made()
+    made = run_details()
     runs = []
     if args.add:
         runs = json.loads(RESULT.read_text(encoding="utf-8"))["runs"]

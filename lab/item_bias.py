@@ -18,7 +18,6 @@ the target modality, over the same candidates.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import re
 import time
@@ -52,7 +51,8 @@ from genius.train.handover import PER_DIRECTION
 from genius.train.holdout import split
 from genius.types import Modality
 from genius.weight_files import read_tensors
-from lab import current_commit
+from lab import provenance
+from lab.tables import write_between
 
 JUDGED_TASKS = ("text->image", "image->text")
 JUDGED_SIZES = (800, 2000, 4000)
@@ -531,7 +531,7 @@ def write_icons(features: Path, out: Path, seeds: Sequence[int], before: Sequenc
     """The table of icons: seeds that are measured now, and those of JSON files that were written before."""
     if not (out / "about.json").exists():
         write_icons_vectors(features, out)
-    made = _made()
+    made = run_details()
     runs: dict[int, dict[str, Any]] = {}
     for file in before:
         body = json.loads(file.read_text(encoding="utf-8"))
@@ -900,9 +900,6 @@ def bank_sizes_table(body: dict[str, Any]) -> str:
 
 
 def write_table() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, after = text.partition(BEGIN)
-    _, _, after = after.partition(END)
     body = json.loads(RESULT.read_text(encoding="utf-8"))
     made = tables(body)
     PLOT.write_text(plot(body), encoding="utf-8")
@@ -913,7 +910,7 @@ def write_table() -> None:
     ):
         if path.exists():
             made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}", encoding="utf-8")
+    write_between(PAGE, BEGIN, END, made)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -949,7 +946,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif args.command == "table":
         write_table()
     elif args.command == "sizes":
-        body = {"command": "python -m lab.item_bias sizes", **_made()} | bank_sizes(args.vectors)
+        body = {"command": "python -m lab.item_bias sizes", **run_details()} | bank_sizes(args.vectors)
         JUDGED.write_text(compact(body), encoding="utf-8")
     elif args.command == "icons":
         write_icons(args.features, args.out, args.seeds, args.add)
@@ -957,10 +954,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_measured(args.runs, args.output, args.parts.split(","), args.add)
 
 
-def _made() -> dict[str, Any]:
+def run_details() -> dict[str, Any]:
     """Of what and where a result was made."""
-    date = datetime.date.today().isoformat()
-    return {"commit": current_commit(), "date": date, "device": "CPU", "threads": torch.get_num_threads()}
+    return {**provenance(), "threads": torch.get_num_threads()}
 
 
 def compact(body: dict[str, Any]) -> str:
@@ -971,7 +967,7 @@ def compact(body: dict[str, Any]) -> str:
 
 def write_measured(paths: Sequence[Path], output: Path, parts: Sequence[str], add: bool = False) -> None:
     """Measure parts of every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs and parts that it has."""
-    made = _made()
+    made = run_details()
     body: dict[str, Any] = {"runs": [], "config": {}}
     if add:
         body = json.loads(output.read_text(encoding="utf-8"))

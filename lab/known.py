@@ -12,8 +12,8 @@ from pathlib import Path
 
 from genius.demo import demo_items
 from genius.encoders.base import encode_items
+from genius.known_instructions import KnownInstructions
 from genius.model.genius import Genius
-from genius.model.known_instructions import KnownInstructions
 from genius.model.known_items import knows, save_knows
 from genius.types import TEMPLATES
 from lab.icons.write import INSTRUCTIONS

@@ -26,6 +26,20 @@ TASKS = ("title->photo", "photo->photo")
 Row = tuple[str, ...]
 
 
+def write_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Write the part of a page between two marks anew.
+
+    Args:
+        page: The file.
+        begin: The mark before it.
+        end: The mark after it.
+        text: What stands between them from now on.
+    """
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
 def read(name: str) -> dict[str, Any]:
     body: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return body

@@ -6,7 +6,7 @@
 FEATURES, OUT and TRAINING as in `lab.item_bias`; several seeds. Training knows the four wordings of each direction in
 `genius.types.TEMPLATES`; those below it has never seen. The default search, target unknown, over candidates that no training
 query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
-(`genius.model.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
+(`genius.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
 training wording has; the model's text tower classifies them. "usual new words" and "rare words" were written before the
 reader; "looked at" are further ones by which it was improved; "blind" ones were written after it was finished, and nothing was
 changed for them.
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from genius.features import Features
 from genius.instructions import LEXICON
+from genius.known_instructions import KnownInstructions
 from genius.model.bias_choice import choose
-from genius.model.known_instructions import KnownInstructions
 from genius.search import SearchParams
 from genius.types import TEMPLATES, Modality, Query, query_text
 from lab import current_commit
@@ -37,6 +37,7 @@ from lab.accuracy import fashion
 from lab.fashion.data import TASKS
 from lab.fashion.towers import MiniLM, package_file
 from lab.item_bias import BANK, Bench, compact, stages
+from lab.tables import write_between
 
 RESULT = Path("lab/results/wordings_fashion.json")
 PAGE = Path("docs/training.md")
@@ -268,13 +269,6 @@ def table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def write_table() -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    body = json.loads(RESULT.read_text(encoding="utf-8"))
-    PAGE.write_text(f"{before}{BEGIN}\n{table(body)}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path, nargs="?")
@@ -283,7 +277,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        write_table()
+        body = json.loads(RESULT.read_text(encoding="utf-8"))
+        write_between(PAGE, BEGIN, END, table(body))
         return
     commit = current_commit()
     read = Reader(args.towers)

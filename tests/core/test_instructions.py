@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import fake_encoder
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from genius import Genius
 from genius.errors import GeniusError
 from genius.instructions import LEXICON, WordClass, WordClasses, read_instruction
-from genius.model.known_instructions import FILE, MOST, KnownInstructions
+from genius.known_instructions import FILE, MOST, KnownInstructions
 from genius.types import TEMPLATES, Modality, Query
 
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
@@ -152,3 +154,13 @@ def test_an_invalid_file_is_one_clear_line(tmp_path: Path, body: object) -> None
     (tmp_path / FILE).write_text(json.dumps(body), encoding="utf-8")
     with pytest.raises(GeniusError, match=r"instructions\.json is invalid"):
         KnownInstructions.load(tmp_path)
+
+
+def test_a_saved_model_keeps_no_instructions_of_the_one_before(tmp_path: Path) -> None:
+    model = fake_encoder.fake_model()
+    model.instructions = KnownInstructions(TEMPLATES)
+    model.save_pretrained(tmp_path)
+    assert Genius.from_pretrained(tmp_path).instructions == model.instructions
+    model.instructions = None
+    model.save_pretrained(tmp_path)
+    assert Genius.from_pretrained(tmp_path).instructions is None

@@ -333,18 +333,22 @@ def test_two_at_once(index_path: Path) -> None:
 # -- two encoders of one width: nothing but care keeps their vectors apart ---------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two_generations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 texts that were switched from one encoder 32 wide to another; the one before is kept."""
-    folder = tmp_path_factory.mktemp("same")
+def switched(folder: Path, width: int) -> Path:
+    """An index of 40 texts that were switched from an encoder 32 wide to another; the one before is kept."""
     fake_encoder.register()
     fake_encoder.fake_model().save_pretrained(folder / "first")
     (folder / "other").mkdir()
-    fake_encoder.FakeEncoder(32, seed=1).save(folder / "other")
+    fake_encoder.FakeEncoder(width, seed=1).save(folder / "other")
     with Index(folder / "my.genius", folder / "first") as index:
         index.add(things(0, 40))
     reencode(folder / "my.genius", str(folder / "other"), config=FitConfig(steps=20))
     return folder / "my.genius"
+
+
+@pytest.fixture(scope="module")
+def two_generations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both encoders are 32 wide."""
+    return switched(tmp_path_factory.mktemp("same"), 32)
 
 
 @pytest.fixture
@@ -422,16 +426,8 @@ def test_a_search_that_a_switch_breaks_is_repeated_whatever_broke(
 
 @pytest.fixture(scope="module")
 def two_widths(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 texts that were switched from an encoder 32 wide to one 48 wide, with other codes."""
-    folder = tmp_path_factory.mktemp("widths")
-    fake_encoder.register()
-    fake_encoder.fake_model().save_pretrained(folder / "first")
-    (folder / "other").mkdir()
-    fake_encoder.FakeEncoder(48, seed=1).save(folder / "other")
-    with Index(folder / "my.genius", folder / "first") as index:
-        index.add(things(0, 40))
-    reencode(folder / "my.genius", str(folder / "other"), config=FitConfig(steps=20))
-    return folder / "my.genius"
+    """The second encoder is 48 wide, with other codes."""
+    return switched(tmp_path_factory.mktemp("widths"), 48)
 
 
 def exchange_in_two_steps(path: Path) -> threading.Thread:

@@ -37,7 +37,7 @@ from genius.encoders.base import (
 )
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.known_instructions import KnownInstructions
+from genius.known_instructions import KnownInstructions
 from genius.pictures import PictureWorkers
 from genius.types import Item, Modality, Query, query_text
 from genius.weight_files import read_tensors

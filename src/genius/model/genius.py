@@ -21,12 +21,14 @@ from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
+from genius.known_instructions import FILE as INSTRUCTIONS
+from genius.known_instructions import KnownInstructions
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
-from genius.model.known_instructions import KnownInstructions
-from genius.model.known_items import Knows, load_knows, save_knows
+from genius.model.known_items import KNOWS, Knows, load_knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
+from genius.model.query_bank import FILE as QUERIES
 from genius.model.query_bank import QueryBank
 from genius.model.weight_names import SCALES, current_name, model_fingerprint
 from genius.types import Item
@@ -72,7 +74,7 @@ class Genius(Embedder):
         source: where it was loaded from, so that an index can find its model again.
         knows: how closely its codes describe the items it was made from.
         queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
-        instructions: those it was trained with (`genius.model.known_instructions`), into which others are put; None: not known.
+        instructions: those it was trained with (`genius.known_instructions`), into which others are put; None: not known.
 
     Examples:
         >>> from genius import Genius, Item, Query
@@ -227,7 +229,8 @@ class Genius(Embedder):
         else:
             tensors = {name: tensor.detach().cpu().to(dtype).contiguous() for name, tensor in self.network.state_dict().items()}
         body = {"format": FORMAT, "model": to_dict(self.config)}
-        (directory / GRAPHS).unlink(missing_ok=True)  # graphs of the weights that were here before
+        for name in (GRAPHS, KNOWS, QUERIES, INSTRUCTIONS):  # of the model that was here before
+            (directory / name).unlink(missing_ok=True)
         write_whole(directory / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
         if encoder and self.encoder is not None and self.config.encoder is None:
             self.encoder.save(directory / ENCODER)

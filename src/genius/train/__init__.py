@@ -21,8 +21,8 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.encoders.towers import Heads
 from genius.errors import GeniusError
+from genius.known_instructions import KnownInstructions
 from genius.model.genius import Genius
-from genius.model.known_instructions import KnownInstructions
 from genius.train.calibration import calibrate
 from genius.train.config import TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage

@@ -42,7 +42,7 @@ class KnownInstructions:
 
     def __init__(self, wordings: Mapping[Direction, Iterable[str]], lexicon: Mapping[WordClass, Sequence[str]] = LEXICON) -> None:
         self.wordings = {direction: tuple(own) for direction, own in wordings.items() if own}
-        self._known = {(query, _plain(text)) for (query, _), own in self.wordings.items() for text in own}
+        self._known = {(query, _normalized(text)) for (query, _), own in self.wordings.items() for text in own}
         self._lexicon = lexicon
         self._classes: Classify = all_content
         self._read = lru_cache(CACHED)(self._read_again)
@@ -72,7 +72,7 @@ class KnownInstructions:
         """
         if query.instruction is None or query.vector is not None:
             return query
-        if (query.modality, _plain(query.instruction)) in self._known:
+        if (query.modality, _normalized(query.instruction)) in self._known:
             return query
         reading = self._read(query.instruction, query.modality)
         target = query.target
@@ -149,7 +149,7 @@ class KnownInstructions:
         return cls({direction: sorted(own, key=lambda text: (-own[text], text)) for direction, own in found.items()})
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     """Without capitals, signs and further spaces."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
