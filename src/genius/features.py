@@ -149,7 +149,7 @@ def _or_zero(mask: Tensor, rows: Tensor) -> Tensor:
     return kept
 
 
-def check_finite(vectors: Tensor, what: str) -> None:
+def check_finite(vectors: Any, what: str) -> None:
     """Raise a GeniusError that counts the rows (N, D) with NaN or infinity and names the first."""
     if not math.isfinite(float(vectors.sum())):  # quick test: a sum is finite only if every value is
         _refuse(~module_of(vectors).isfinite(vectors).all(1), f"{what} are NaN or infinite")

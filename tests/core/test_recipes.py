@@ -18,7 +18,7 @@ from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, Qua
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion, _families, build_quantizer
 from genius.ranking import hit_at, judge, per_query, register_metric
-from genius.search import CodeTrie, SearchEngine, SearchParams, rerankers
+from genius.search import CodeTrie, SearchEngine, SearchParams, rerank
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.quantizer import QuantizerStage
 from genius.train.sources import synthetic
@@ -66,7 +66,7 @@ def test_a_reranker(plan: str) -> None:
         truth = (z[:4] @ z.T + 0.1 * torch.arange(300) / 300).masked_fill(codes[:, 0] != 0, -torch.inf)
         assert found.plan == plan and np.allclose(found.scores, truth.topk(5).values, atol=1e-5)
     finally:
-        rerankers._registry.pop("newest-first")
+        rerank._registry.pop("newest-first")
 
 
 def test_a_residual_fsq_quantizer(tmp_path: Path) -> None:

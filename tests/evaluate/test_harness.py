@@ -17,7 +17,8 @@ from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.features import Features
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.search import CodeTrie, SearchParams, beam_search
+from genius.search import CodeTrie, SearchParams
+from genius.search.beam import beam_search
 from genius.search.decoder import DecoderState
 from genius.search.vectors import StoredVectors
 from genius.types import Modality

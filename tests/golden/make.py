@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from genius.features import Features
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.search import CodeTrie, beam_search
+from genius.search import CodeTrie
+from genius.search.beam import beam_search
 
 FOLDER = Path(__file__).parent / "tied"
 LEVELS = (3, 8, 8, 8)

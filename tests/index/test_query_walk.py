@@ -20,7 +20,7 @@ ROOT = Path(genius.__file__).parent
 ITEMS = 50_000
 SHARED = {
     "index/searching.py", "index/results.py", "search/params.py", "search/types.py",
-    "search/engine.py", "search/collection.py", "search/rerank.py", "search/rerankers.py", "search/item_bias.py",
+    "search/engine.py", "search/collection.py", "search/rerank.py", "search/item_bias.py",
     "search/arrays.py",
 }  # fmt: skip
 PLANS = {

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from search_reference import HEADS, reference_beam, tiny_generator
 
 from genius.errors import GeniusError
-from genius.search import CodeTrie, SearchParams, beam_search
-from genius.search.beam import Beam
+from genius.search import CodeTrie, SearchParams
+from genius.search.beam import Beam, beam_search
 from genius.search.types import QueryBatch
 
 SIZES = (3, 5, 4, 6)
@@ -126,12 +126,6 @@ def test_broken_input_is_one_clear_error() -> None:
     z = torch.randn(2, 8)
     with pytest.raises(GeniusError, match="beams"):
         beam_search(generator, trie, z, 0)
-    with pytest.raises(GeniusError, match=r"1 queries' z are NaN or infinite \(first: row 1\)"):
-        beam_search(generator, trie, torch.stack([z[0], z[1] * float("nan")]), 3)
-    with pytest.raises(GeniusError, match="target"):
-        beam_search(generator, trie, z, 3, target=torch.tensor([3, 0]))
-    with pytest.raises(GeniusError, match="allowed"):
-        beam_search(generator, trie, z, 3, allowed=torch.ones(1, dtype=torch.bool))
     with pytest.raises(GeniusError, match="levels"):
         beam_search(tiny_generator((3, 5)), trie, z, 3)
     broken = tiny_generator(SIZES)

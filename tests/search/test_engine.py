@@ -14,7 +14,8 @@ from search_reference import tiny_generator, tiny_quantizer
 
 from genius.errors import GeniusError
 from genius.model.query_bank import QueryBank
-from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors, beam_search, flat, rerank, scan, vectors
+from genius.search import CodeTrie, SearchEngine, SearchParams, SearchResult, StoredVectors, flat, rerank, scan, vectors
+from genius.search.beam import beam_search
 
 SIZES = (3, 5, 4, 6)
 GENERATOR, QUANTIZER = tiny_generator(SIZES), tiny_quantizer(SIZES)
@@ -198,7 +199,7 @@ def test_codes_rank_by_what_they_stand_for(modality_codebooks_from: int) -> None
 
 
 def test_a_reranker_of_ones_own_is_asked_after_every_plan() -> None:
-    from genius.search import rerank, rerankers
+    from genius.search import rerank
 
     def farthest(batch, candidates, collection):
         return -rerank.find("embeddings")(batch, candidates, collection)
@@ -217,11 +218,11 @@ def test_a_reranker_of_ones_own_is_asked_after_every_plan() -> None:
         with pytest.raises(GeniusError, match="already"):
             rerank.register("farthest", lambda *_: stored)
     finally:
-        del rerankers._registry["farthest"]
+        del rerank._registry["farthest"]
 
 
 def test_a_reranker_that_breaks_its_word_is_one_clear_error() -> None:
-    from genius.search import rerank, rerankers
+    from genius.search import rerank
 
     codes, stored, z = collection(4, 50)
     for name, scores, said in (
@@ -233,7 +234,7 @@ def test_a_reranker_that_breaks_its_word_is_one_clear_error() -> None:
             with pytest.raises(GeniusError, match=said):
                 engine_of(codes, stored).search(z, k=5, params=SearchParams(reranker=name))
         finally:
-            del rerankers._registry[name]
+            del rerank._registry[name]
 
 
 @settings(max_examples=60, deadline=None)
@@ -395,6 +396,39 @@ def test_broken_calls_are_one_clear_error() -> None:
         with pytest.raises(GeniusError, match="queries' z"):
             engine.search(spoilt, k=3, params=SearchParams(plan=plan))
     assert engine.rows == len(engine.vectors) == 20  # nothing was half added
+
+
+@pytest.mark.parametrize("plan", ["auto", "flat", "scan", "beam"])
+def test_bad_input_is_one_clear_line_in_every_plan(plan: str) -> None:
+    """And what is no error, only empty: a collection, or a filter, without items; more hits wanted than there are items."""
+    codes, stored, z = collection(7, 20)
+    engine = engine_of(codes, stored)
+    spoilt = z.clone()
+    spoilt[1, 2] = torch.nan
+
+    def search(queries: torch.Tensor = z, k: int = 3, reranker: str = "embeddings", **options: Any) -> SearchResult:
+        return engine.search(queries, k=k, params=SearchParams(plan=plan, reranker=reranker), **options)
+
+    for call, message in [
+        (lambda: search(spoilt), r"1 queries' z are NaN or infinite \(first: row 1\)"),
+        (lambda: search(dense=spoilt), r"1 queries' dense are NaN or infinite \(first: row 1\)"),
+        (lambda: search(z[:, :5]), r"z must be \(queries, 8\), got \(3, 5\)"),
+        (lambda: search(k=0), "k must be at least 1, got 0"),
+        (lambda: search(allowed=np.ones(19, bool)), r"allowed must be bool with 20 items last, got bool of shape \(19,\)"),
+        (lambda: search(allowed=np.ones(20)), "allowed must be bool with 20 items last, got float64"),
+        (lambda: search(target=np.array([0, 1, 3])), r"target codes must be -1\.\.2, got 0\.\.3"),
+        (lambda: search(reranker="nobody"), "reranker must be one of 'codes', 'embeddings', 'none', got 'nobody'"),
+    ]:
+        with pytest.raises(GeniusError, match=message) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+    more = search(k=25)
+    assert more.rows.shape == (3, 25) and all(sorted(row[row >= 0]) == list(range(20)) for row in more.rows)
+    assert np.isneginf(more.scores[more.rows < 0]).all()
+    empty = engine_of(codes[:0], stored[:0])
+    for found in (search(allowed=np.zeros(20, bool)), empty.search(z, k=3, params=SearchParams(plan=plan))):
+        assert (found.rows == -1).all() and np.isneginf(found.scores).all() and (found.considered == 0).all()
+    assert search(z[:0]).rows.shape == (0, 3)
 
 
 def test_one_rule_picks_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

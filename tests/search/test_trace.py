@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_reference import HEADS, tiny_generator
 
-from genius.search import CodeTrie, beam_search
-from genius.search.beam import trace
+from genius.search import CodeTrie
+from genius.search.beam import beam_search, trace
 
 SIZES = (3, 5, 4, 6)
 GENERATORS = {(seed, head): tiny_generator(SIZES, seed, head) for seed in range(2) for head in HEADS}

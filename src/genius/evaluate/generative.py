@@ -19,9 +19,9 @@ from torch import Tensor
 from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.search import CodeTrie, SearchEngine, SearchParams, beam_search, rerank
+from genius.search import CodeTrie, SearchEngine, SearchParams, rerank
 from genius.search.arrays import as_numpy
-from genius.search.beam import Beam, BeamStep
+from genius.search.beam import Beam, BeamStep, beam_search
 from genius.search.collection import Collection
 from genius.search.decoder import CodeScorer, DecoderState
 from genius.search.engine import placed
@@ -208,7 +208,7 @@ def prefix_survival(
     """(M,) share of queries with the prefix of some positive among their beams after each level.
 
     Args:
-        generator, trie, z, beams, target: As in `genius.search.beam_search`.
+        generator, trie, z, beams, target: As in `genius.search.beam.beam_search`.
         positives: For each query the IDs (n, M) of its positives. Queries without any do not count.
     """
     kept = np.zeros((len(z), trie.levels))

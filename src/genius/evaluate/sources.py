@@ -29,7 +29,8 @@ from genius.errors import GeniusError
 from genius.evaluate.methods import FeatureFusion
 from genius.files import reading, write_whole
 from genius.model.genius import Genius
-from genius.search import CodeTrie, beam_search
+from genius.search import CodeTrie
+from genius.search.beam import beam_search
 
 Codes = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ written once; a device changes the kernels. Knows arrays; nothing of searches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 HALF_SIGN_AND_FRACTION = np.int32(-0x70000001)  # the bits of a sign-extended half that are left after a shift by 13
 HALF_SCALE = np.float32(2.0**112)  # exponents of halves are biased by 15, those of floats by 127
 GROUP = 64  # scores whose maximum stands for them in `top_k`
+MANY = 4  # scores per wanted one above which not all are sorted
 HALVES_AT_ONCE = 1 << 18  # converted together: they stay in the processor's cache
 
 
@@ -132,14 +133,13 @@ class HostArrays:
         return np.searchsorted(ascending, values.astype(ascending.dtype), side)
 
     def top_k(self, scores: Floats, k: int) -> tuple[Floats, Ints]:
-        """Exact, with few comparisons: the k-th best of the maxima of groups bounds the k-th best score from below."""
+        """Exact, equal scores in their order. Few are sorted: those from a lower bound of the k-th best on."""
         queries, count = scores.shape
         width = min(k, count)
-        groups = count // GROUP
-        if groups <= k:
-            return _sorted_top(scores, width)
-        maxima = scores[:, : groups * GROUP].reshape(queries, GROUP, groups).max(axis=1)
-        bound = np.partition(maxima, groups - k, axis=1)[:, groups - k]  # (Q,)
+        if count <= MANY * k:
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
+            return np.take_along_axis(scores, best, 1), best
+        bound = _lower_bound(scores, k)
         best_scores = np.empty((queries, width), np.float32)
         best = np.empty((queries, width), np.int64)
         for query in range(queries):
@@ -154,9 +154,15 @@ class HostArrays:
 HOST = HostArrays()
 
 
-def _sorted_top(scores: Floats, width: int) -> tuple[Floats, Ints]:
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-    return np.take_along_axis(scores, best, 1), best
+def _lower_bound(scores: Floats, k: int) -> Floats:
+    """(Q,) numbers that at least k of each row of (Q, n) scores reach: the k-th best, or that of the maxima of groups."""
+    queries, count = scores.shape
+    groups = count // GROUP
+    if groups > k:
+        scores = scores[:, : groups * GROUP].reshape(queries, GROUP, groups).max(axis=1)
+        count = groups
+    bound: Floats = np.partition(scores, count - k, axis=1)[:, count - k]
+    return bound
 
 
 def half_to_float(halves: NDArray[np.float16], out: Floats | None = None) -> Floats:
@@ -188,3 +194,27 @@ def as_numpy(array: Any) -> NDArray[Any]:
     if hasattr(array, "detach"):
         array = array.detach().cpu()
     return np.asarray(array)
+
+
+def top_k_of_blocks(blocks: Iterable[tuple[Array, Array]], queries: int, k: int, arrays: Arrays) -> tuple[Array, Array]:
+    """The k best of what comes in blocks.
+
+    Args:
+        blocks: Rows (n,) and their scores (Q, n).
+        queries: Q.
+        k: How many.
+        arrays: Operations on them.
+
+    Returns:
+        Scores and rows, (Q, min(k, rows of all blocks)) each, best first.
+    """
+    best_scores: Array = arrays.put(np.empty((queries, 0), np.float32))
+    best_rows: Array = arrays.put(np.empty((queries, 0), np.int64))
+    for rows, scores in blocks:
+        values, places = arrays.top_k(scores, k)
+        best_scores = arrays.concatenate([best_scores, values], 1)
+        best_rows = arrays.concatenate([best_rows, rows[places]], 1)
+        if best_scores.shape[1] > k:
+            best_scores, places = arrays.top_k(best_scores, k)
+            best_rows = best_rows[arrays.arange(queries)[:, None], places]
+    return best_scores, best_rows

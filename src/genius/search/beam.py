@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.features import check_finite
 from genius.model.generator import Generator
 from genius.search.arrays import Ints
 from genius.search.decoder import CodeScorer, Decoder, DecoderState
@@ -86,11 +85,11 @@ def beam_search(
     beams: int,
     *,
     target: Tensor | None = None,
-    allowed: Tensor | NDArray[np.bool_] | None = None,
+    allowed: Tensor | None = None,
     first: Tensor | None = None,
     on_step: Hook | None = None,
 ) -> BeamResult:
-    """The published search (4.4) over true children, to complete IDs.
+    """The published search (4.4) over true children, to complete IDs. Queries, targets and masks are not checked again here.
 
     Args:
         generator: What scores codes: a generator, or another `CodeScorer`.
@@ -103,17 +102,18 @@ def beam_search(
         on_step: Called after every level. With it unary paths are followed code by code as well.
 
     Raises:
-        GeniusError: Bad arguments, or a generator that gives NaN.
+        GeniusError: If there are no beams, the levels of trie and generator differ, or the generator gives NaN.
     """
     if beams < 1:
         raise GeniusError(f"beams must be at least 1, got {beams}")
-    check_queries(z)
     scorer = scorer_of(generator)
     if tuple(scorer.level_sizes) != trie.level_sizes:
         raise GeniusError(f"the trie has levels {trie.level_sizes}, the generator {tuple(scorer.level_sizes)}")
     trie = trie.on(tensor_arrays(z.device))
-    given = check_target(target, len(z), trie.level_sizes[0]).to(z.device)
-    before = _counts(trie, check_allowed(allowed, int(trie.order.max(initial=-1)) + 1, z.device))
+    given = torch.full((len(z),), -1, device=z.device)
+    if target is not None:
+        given = target.to(z.device)
+    before = _counts(trie, allowed)
     result = BeamResult(
         codes=torch.full((len(z), beams, trie.levels), -1, dtype=torch.long, device=z.device),
         scores=torch.full((len(z), beams), -torch.inf, device=z.device),
@@ -259,35 +259,6 @@ def _write(result: BeamResult, state: Beams) -> None:
     result.codes[state.queries, :width] = state.codes[query, by].masked_fill(missing[:, :, None], -1)
     result.scores[state.queries, :width] = scores / state.level
     result.ids[state.queries, :width] = state.lo[query, by].masked_fill(missing, -1)
-
-
-def check_queries(z: Tensor, name: str = "z") -> None:
-    """Refuse queries that are no matrix, or hold NaN or infinity."""
-    if z.ndim != 2:
-        raise GeniusError(f"{name} must be (queries, width), got shape {tuple(z.shape)}")
-    check_finite(z, f"queries' {name}")
-
-
-def check_target(target: Tensor | None, queries: int, size: int) -> Tensor:
-    """(Q,) int64 codes of level 0, -1 where unknown."""
-    if target is None:
-        return torch.full((queries,), -1)
-    wanted = torch.as_tensor(target).long()
-    if wanted.shape != (queries,):
-        raise GeniusError(f"target must be ({queries},), one per query, got {tuple(wanted.shape)}")
-    if queries and (int(wanted.min()) < -1 or int(wanted.max()) >= size):
-        raise GeniusError(f"target codes must be -1..{size - 1}, got {int(wanted.min())}..{int(wanted.max())}")
-    return wanted
-
-
-def check_allowed(allowed: Any, rows: int, device: torch.device) -> Tensor | None:
-    """Masks over at least so many item rows, on a device."""
-    if allowed is None:
-        return None
-    mask = torch.as_tensor(allowed, device=device)
-    if mask.dtype != torch.bool or mask.ndim not in (1, 2) or mask.shape[-1] < rows:
-        raise GeniusError(f"allowed must be bool with {rows} items last, got {mask.dtype} of shape {tuple(mask.shape)}")
-    return mask
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------
@@ -458,7 +429,7 @@ def trace(
     *,
     ids: Tensor,
     target: int = -1,
-    allowed: Tensor | NDArray[np.bool_] | None = None,
+    allowed: Tensor | None = None,
     first: Tensor | None = None,
     rejected: int = 5,
 ) -> Trace:

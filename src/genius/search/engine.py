@@ -15,12 +15,13 @@ import copy
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
+from genius.features import check_finite
 from genius.optional import LazyPart, import_torch
 from genius.search import rerank
 from genius.search.arrays import Floats, Ints, as_numpy
@@ -30,7 +31,7 @@ from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import Candidates, Plan, QueryBatch, SearchResult
+from genius.search.types import Candidates, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
 MODALITIES = 3
@@ -43,6 +44,27 @@ if TYPE_CHECKING:  # these import torch
     from genius.model.query_bank import QueryBank
     from genius.search.beam import Beam, Trace
     from genius.search.decoder import CodeScorer
+
+
+class Plan(Protocol):
+    """One way to find candidates. Every plan obeys targets and `allowed`, and returns k items while k exist."""
+
+    @property
+    def name(self) -> str:
+        """What `SearchParams.plan` and reports call it."""
+        ...
+
+    def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
+        """Whether it can serve this request at all."""
+        ...
+
+    def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
+        """Rough milliseconds of this batch; the engine takes the cheapest plan that suits."""
+        ...
+
+    def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
+        """At least k candidates of every query, while k exist."""
+        ...
 
 
 class SearchEngine:
@@ -373,9 +395,7 @@ class SearchEngine:
             given = type(vectors).__name__ if shape is None else tuple(shape)
             raise GeniusError(f"{name} must be (queries, {self.width}), got {given}")
         numbers = np.ascontiguousarray(as_numpy(vectors), np.float32)
-        finite = np.isfinite(numbers)
-        if not finite.all():
-            _refuse(finite, f"queries' {name} are NaN or infinite")
+        check_finite(numbers, f"queries' {name}")
         return numbers
 
     def _target(self, target: Any, queries: int) -> Ints:
@@ -426,8 +446,11 @@ class SearchEngine:
         from genius.search.tensors import tensor_arrays
 
         params = params or SearchParams()
-        batch = self._batch(z, 1, None, None, allowed)
+        batch = self._batch(z, 1, None, np.array([target]), allowed)
         arrays = tensor_arrays(self.device)
+        visible = None
+        if batch.allowed is not None:
+            visible = arrays.put(batch.allowed)
         first = None
         if self._has_probe:
             first = modality_scores(self._with_modality(batch), arrays)
@@ -437,8 +460,8 @@ class SearchEngine:
             arrays.put(batch.z),
             params.beams,
             ids=arrays.put(as_numpy(ids)),
-            target=target,
-            allowed=batch.allowed,
+            target=int(batch.target[0]),
+            allowed=visible,
             first=first,
             rejected=rejected,
         )
@@ -484,9 +507,3 @@ def placed(embeddings: Any, device: str = "cpu", on_host: bool = False) -> Vecto
     from genius.search.tensors import TensorVectors, tensor_arrays
 
     return TensorVectors(vectors, tensor_arrays(device), on_host)
-
-
-def _refuse(finite: NDArray[np.bool_], what: str) -> None:
-    """One line about the rows of (Q, D) numbers that are not all finite."""
-    bad = np.flatnonzero(~finite.all(axis=1))
-    raise GeniusError(f"{len(bad)} {what} (first: row {int(bad[0])})")

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genius.search.arrays import Array, Arrays, Ints
+from genius.search.arrays import Array, Arrays, Ints, top_k_of_blocks
 from genius.search.collection import Collection
 from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
-from genius.search.rerankers import BUILT_IN
+from genius.search.rerank import BUILT_IN
 from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
@@ -76,23 +76,20 @@ class Flat:
         if params.reranker == "codes":
             compared = batch.z
         queries = arrays.put(compared)
-        best_scores: Array = arrays.put(np.empty((len(batch), 0), np.float32))
-        best_rows: Array = arrays.put(np.empty((len(batch), 0), np.int64))
         considered = np.zeros(len(batch), np.int64)
-        for rows, block in self._blocks(batch, vectors):
-            scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
-            visible = self._visible(batch, rows, arrays)
-            if visible is None:
-                considered += scores.shape[1]
-            else:
-                scores = arrays.where(visible, scores, -np.inf)
-                considered += arrays.host(visible.sum(1))
-            values, places = arrays.top_k(scores, k)
-            best_scores = arrays.concatenate([best_scores, values], 1)
-            best_rows = arrays.concatenate([best_rows, _rows_at(rows, places)], 1)
-            if best_scores.shape[1] > k:
-                best_scores, places = arrays.top_k(best_scores, k)
-                best_rows = best_rows[arrays.arange(len(batch))[:, None], places]
+
+        def blocks() -> Iterator[tuple[Array, Array]]:
+            for rows, block in self._blocks(batch, vectors):
+                scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
+                visible = self._visible(batch, rows, arrays)
+                if visible is None:
+                    considered[:] += scores.shape[1]
+                else:
+                    scores = arrays.where(visible, scores, -np.inf)
+                    considered[:] += arrays.host(visible.sum(1))
+                yield _row_numbers(rows, arrays), scores
+
+        best_scores, best_rows = top_k_of_blocks(blocks(), len(batch), k, arrays)
         found = arrays.host(best_scores)
         rows_found = np.where(np.isneginf(found), -1, arrays.host(best_rows))
         return Candidates(rows_found, found, considered)
@@ -187,8 +184,8 @@ class _Resident(NamedTuple):
     whole: Array  # (N, D + 6)
 
 
-def _rows_at(rows: Any, places: Array) -> Array:
-    """Item rows of places in a block."""
+def _row_numbers(rows: Any, arrays: Arrays) -> Array:
+    """(n,) item rows of a block."""
     if isinstance(rows, slice):
-        return places + rows.start
-    return rows[places]
+        return arrays.arange(rows.stop - rows.start) + rows.start
+    return rows

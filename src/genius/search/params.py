@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from genius.config import from_dict
 from genius.errors import GeniusError
-from genius.search.rerankers import check_name
+from genius.search.rerank import check_name
 
 if TYPE_CHECKING:  # settings are read where no model is loaded
     from genius.model.genius import Genius

@@ -7,21 +7,76 @@ Another is added by `register`, or by a package that names it in the entry point
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 
 from genius.errors import GeniusError
-from genius.search.arrays import Floats, Ints, as_numpy
+from genius.search.arrays import HOST, Floats, Ints, as_numpy
 from genius.search.collection import Collection
-from genius.search.rerankers import Reranker, check_name, find, names, register
 from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import StoredVectors, Vectors
 
-__all__ = ["Reconstructions", "Reranker", "check_name", "codes", "embeddings", "find", "names", "none", "register", "top_k"]
-
+GROUP = "genius.rerankers"  # entry points of packages that bring a re-ranker
+BUILT_IN = ("embeddings", "codes", "none")  # re-rankers that rank as plans do; others are given `rerank` candidates
 NUMBERS = 1 << 22  # of candidate vectors held at a time: 16 MB
-MANY = 4  # candidates per wanted item above which not all are sorted
+
+Reranker = Callable[[QueryBatch, Candidates, Collection], Any]
+"""-> (Q, C) float32 scores, an array or a tensor. Those of padding (row -1) are ignored."""
+
+_registry: dict[str, Reranker] = {}
+
+
+def register(name: str, reranker: Reranker) -> Reranker:
+    """Make a re-ranker known by a name, which `SearchParams.reranker` may then have.
+
+    Args:
+        name: Not yet taken.
+        reranker: The function.
+
+    Raises:
+        GeniusError: If another re-ranker has this name.
+    """
+    if _registry.get(name, reranker) is not reranker:
+        raise GeniusError(f"there is a re-ranker {name!r} already")
+    _registry[name] = reranker
+    return reranker
+
+
+def names() -> list[str]:
+    """All re-rankers that can be named, those of installed packages included."""
+    return sorted({*_registry, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def check_name(name: object) -> None:
+    """Refuse a name that nobody registered.
+
+    Raises:
+        GeniusError: With the names there are.
+    """
+    if not isinstance(name, str) or (name not in _registry and name not in names()):
+        raise GeniusError(f"reranker must be one of {', '.join(map(repr, names()))}, got {name!r}")
+
+
+def find(name: str) -> Reranker:
+    """The re-ranker of a name; one of an installed package is imported when it is first needed.
+
+    Raises:
+        GeniusError: If there is none, or it cannot be imported.
+    """
+    check_name(name)
+    if name not in _registry:
+        (entry, *_) = entry_points(group=GROUP, name=name)
+        try:
+            _registry[name] = entry.load()
+        except Exception as error:  # whatever importing another package raises
+            raise GeniusError(f"the re-ranker {name!r} of {entry.value} cannot be imported: {error}") from None
+    return _registry[name]
+
+
+# -- built in ------------------------------------------------------------------------------------------------------
 
 
 def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Floats:
@@ -54,27 +109,13 @@ def top_k(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
     Returns:
         Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
     """
-    negated = np.where(rows < 0, np.inf, -scores)
-    best = _first_smallest(negated, k)
+    best_scores, best = HOST.top_k(np.where(rows < 0, np.float32(-np.inf), scores), k)
     top_rows = np.full((len(rows), k), -1, np.int64)
     top_scores = np.full((len(rows), k), -np.inf, np.float32)
     width = best.shape[1]
-    query = np.arange(len(rows))[:, None]
-    top_rows[:, :width] = rows[query, best]
-    top_scores[:, :width] = -negated[query, best]
+    top_rows[:, :width] = np.take_along_axis(rows, best, 1)
+    top_scores[:, :width] = best_scores
     return top_rows, top_scores
-
-
-def _first_smallest(values: Floats, k: int) -> Ints:
-    """Positions (Q, min(k, C)) of the smallest of (Q, C) values, ascending; equal ones in their order."""
-    if values.shape[1] <= MANY * k:
-        return np.argsort(values, axis=1, kind="stable")[:, :k]
-    bounds = np.partition(values, k - 1, axis=1)[:, k - 1]  # (Q,) the k-th smallest: few are below, and only they are sorted
-    out = np.empty((len(values), k), np.int64)
-    for query, (own, bound) in enumerate(zip(values, bounds, strict=True)):
-        small = np.flatnonzero(own <= bound)
-        out[query] = small[np.argsort(own[small], kind="stable")[:k]]
-    return out
 
 
 def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Floats:

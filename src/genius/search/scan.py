@@ -24,10 +24,10 @@ from safetensors.numpy import save_file
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.search.arrays import HOST, Floats, Ints
+from genius.search.arrays import HOST, Floats, Ints, top_k_of_blocks
 from genius.search.collection import Collection
 from genius.search.params import SearchParams
-from genius.search.rerankers import BUILT_IN
+from genius.search.rerank import BUILT_IN
 from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import Vectors
 
@@ -110,16 +110,9 @@ def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tu
     Returns:
         Inner products and rows, (Q, min(count, n)) each, best first.
     """
-    best_scores: Floats = np.empty((len(queries), 0), np.float32)
-    best_rows: Ints = np.empty((len(queries), 0), np.int64)
-    for first in range(0, len(rows), BLOCK):
-        block_rows = rows[first : first + BLOCK]
-        block = vectors.arrays.host(vectors.take(block_rows))
-        scores, places = HOST.top_k(queries @ block.T, count)
-        best_rows = np.concatenate([best_rows, block_rows[places]], 1)
-        best_scores, places = HOST.top_k(np.concatenate([best_scores, scores], 1), count)
-        best_rows = np.take_along_axis(best_rows, places, 1)
-    return best_scores, best_rows
+    parts = (rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK))
+    blocks = ((part, queries @ vectors.arrays.host(vectors.take(part)).T) for part in parts)
+    return top_k_of_blocks(blocks, len(queries), count, HOST)
 
 
 def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats) -> float | None:

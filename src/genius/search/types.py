@@ -1,4 +1,4 @@
-"""What passes through a search: queries in, candidates between, items out; and what a plan is.
+"""What passes through a search: queries in, candidates between, items out.
 
     queries -> QueryBatch -> Plan.run -> Candidates -> Reranker -> SearchResult
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genius.search.arrays import Floats, Ints
-from genius.search.params import SearchParams
 
 if TYPE_CHECKING:  # it knows collections, which know nothing of these types
     from torch import Tensor
@@ -146,24 +145,3 @@ class BeamResult:
     codes: Tensor  # (Q, B, M) int64, -1 where fewer IDs than beams exist
     scores: Tensor  # (Q, B) sum of log-probabilities / M (as published), -inf where codes are -1
     ids: Tensor  # (Q, B) int64 their numbers in the trie, -1 where codes are -1
-
-
-class Plan(Protocol):
-    """One way to find candidates. Every plan obeys targets and `allowed`, and returns k items while k exist."""
-
-    @property
-    def name(self) -> str:
-        """What `SearchParams.plan` and reports call it."""
-        ...
-
-    def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
-        """Whether it can serve this request at all."""
-        ...
-
-    def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
-        """Rough milliseconds of this batch; the engine takes the cheapest plan that suits."""
-        ...
-
-    def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
-        """At least k candidates of every query, while k exist."""
-        ...
