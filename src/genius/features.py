@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.types import Modality
@@ -29,6 +30,15 @@ def module_of(array: Any) -> Any:
     import torch
 
     return torch
+
+
+def as_numpy(array: Any) -> NDArray[Any]:
+    """A numpy array of what may be a tensor on any device, or a sequence; bfloat16, which numpy lacks, as float32."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        if str(array.dtype) == "torch.bfloat16":
+            array = array.float()
+    return np.asarray(array)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from genius.errors import GeniusError
-from genius.features import Features
+from genius.features import Features, as_numpy
 from genius.optional import import_torch
 from genius.pictures import THREADS, WORKING_SIDE, PictureWorkers, Shrink, loaded, open_ahead
 from genius.types import ImageInput, Item, Query, format_text, query_text
@@ -305,17 +305,10 @@ def _masks(batch: _Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     return image_mask, text_mask
 
 
-def _float32(vectors: Any) -> NDArray[np.float32]:
-    """Vectors of an encoder, a tensor on any device or an array, as a float32 array."""
-    if hasattr(vectors, "detach"):
-        vectors = vectors.detach().float().cpu().numpy()
-    return np.asarray(vectors, np.float32)
-
-
 def _joint(batch: _Batch, encoder: PairEncoder) -> Features:
     vectors = np.zeros((0, encoder.width), np.float32)
     if batch:
-        vectors = _float32(encoder.encode_pairs([picture for _, picture in batch], [row.text for row, _ in batch]))
+        vectors = as_numpy(encoder.encode_pairs([picture for _, picture in batch], [row.text for row, _ in batch]))
     image_mask, text_mask = _masks(batch)
     image: Any = vectors * image_mask[:, None]
     text: Any = vectors * ~image_mask[:, None]
@@ -334,15 +327,15 @@ def _towers(batch: _Batch, encoder: Encoder) -> Features:
     if pairs.any():
         assert isinstance(encoder, PairEncoder)
         rows = [batch[i] for i in np.flatnonzero(pairs).tolist()]
-        joint = _float32(encoder.encode_pairs([picture for _, picture in rows], [row.text for row, _ in rows]))
+        joint = as_numpy(encoder.encode_pairs([picture for _, picture in rows], [row.text for row, _ in rows]))
         image[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
         text[pairs] = joint / 2
     alone = image_mask & ~pairs
     if alone.any():
         pictures: Any = [batch[i][1] for i in np.flatnonzero(alone).tolist()]
-        image[alone] = _float32(encoder.encode_images(pictures))
+        image[alone] = as_numpy(encoder.encode_images(pictures))
     alone = text_mask & ~pairs
     if alone.any():
-        text[alone] = _float32(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone).tolist()]))
+        text[alone] = as_numpy(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone).tolist()]))
     masks: Any = (image_mask, text_mask)
     return Features(image, text, *masks)

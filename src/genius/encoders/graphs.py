@@ -70,8 +70,13 @@ class Graphs:
         return outputs
 
 
-def open_session(path: Path) -> Any:
-    """An onnxruntime session on the CPU.
+def open_session(path: Path, threads: int = 0, any_device: bool = False) -> Any:
+    """An onnxruntime session.
+
+    Args:
+        path: The ONNX file.
+        threads: That it computes with; 0: its own choice.
+        any_device: Use whatever this onnxruntime can compute on, best first; False: the CPU.
 
     Raises:
         GeniusError: If onnxruntime is missing or cannot read the file.
@@ -79,12 +84,16 @@ def open_session(path: Path) -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise GeniusError("a stored graph needs onnxruntime: pip install genius-search") from None
+        raise GeniusError("an ONNX graph needs onnxruntime: pip install genius-search") from None
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would burn processor time
+    providers = ["CPUExecutionProvider"]
+    if any_device:
+        providers = onnxruntime.get_available_providers()
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # onnxruntime raises its own classes
         raise GeniusError(f"cannot load the graph {path}: {said(error)}") from None
 

@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from genius.config import from_dict
 from genius.encoders import write_spec
 from genius.encoders.base import device_of
+from genius.encoders.graphs import open_session
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
 from genius.features import Features
+from genius.files import write_whole
 from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
 HEADS = "heads.safetensors"
@@ -78,6 +80,16 @@ class Heads(nn.Module):
         self.image = Head(image_width, width, hidden, dropout)
         self.text = Head(text_width, width, hidden, dropout)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What `Heads` is made with, without dropout."""
+        return {
+            "image_width": self.image_width,
+            "text_width": self.text_width,
+            "width": self.width,
+            "hidden": self.hidden_width,
+        }
+
     def forward(self, towers: Features) -> Features:
         """Raw tower vectors, (N, image_width) and (N, text_width) -> features of one width. Masks pass through.
 
@@ -100,6 +112,13 @@ class Heads(nn.Module):
         return Features.cat(parts)
 
 
+def write_heads(heads: Heads, path: Path) -> None:
+    """Write heads as a file that says their sizes."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
+    sizes = {name: str(size) for name, size in heads.sizes.items()}
+    write_whole(path, lambda target: save_file(tensors, target, metadata=sizes))
+
+
 def read_heads(path: Path) -> Heads | None:
     """The heads in a file that training wrote; None where there is no such file."""
     if not path.is_file():
@@ -107,7 +126,7 @@ def read_heads(path: Path) -> Heads | None:
     with safe_open(path, framework="pt") as file:
         sizes = {name: int(value) for name, value in (file.metadata() or {}).items() if str(value).isdecimal()}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    heads = Heads(sizes["image_width"], sizes["text_width"], sizes["width"], sizes["hidden"])
+    heads = Heads(**sizes)
     heads.load_state_dict(tensors)
     return heads.eval()
 
@@ -131,18 +150,8 @@ class OnnxTower:
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise GeniusError("an ONNX tower needs onnxruntime: pip install 'genius-search[onnx]'") from None
         self.path = Path(path)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=onnxruntime.get_available_providers())
-        except Exception as error:  # onnxruntime raises its own classes, derived from Exception or RuntimeError
-            raise GeniusError(f"cannot load the ONNX tower {path}: {said(error)}") from None
+        self.session = open_session(self.path, threads, any_device=True)
         self.inputs = [entry.name for entry in self.session.get_inputs()]
         width = self.session.get_outputs()[0].shape[-1]
         if not isinstance(width, int):
@@ -303,20 +312,11 @@ class TowersEncoder(nn.Module):
             if source.resolve() != (directory / name).resolve():
                 shutil.copyfile(source, directory / name)
         self.tokens.save(directory / TOKENIZER)
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in self.heads.state_dict().items()}, directory / HEADS
-        )
+        write_heads(self.heads, directory / HEADS)
         write_spec(directory, "towers", self._settings())
 
     def _settings(self) -> dict[str, Any]:
-        heads = self.heads
-        sizes = {
-            "image_width": heads.image_width,
-            "text_width": heads.text_width,
-            "width": heads.width,
-            "hidden": heads.hidden_width,
-        }
-        return {"heads": sizes, "pixels": asdict(self.pixels), "length": self.tokens.length}
+        return {"heads": self.heads.sizes, "pixels": asdict(self.pixels), "length": self.tokens.length}
 
     @classmethod
     def load(cls, directory: Path, spec: dict[str, Any]) -> Self:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from genius.evaluate.methods import Ints, MethodResult, Pool, Space
+from genius.features import as_numpy
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, rerank
-from genius.search.arrays import as_numpy
 from genius.search.beam import Beam, BeamStep, beam_search
 from genius.search.collection import Collection
 from genius.search.decoder import CodeScorer, DecoderState

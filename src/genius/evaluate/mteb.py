@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.encoders.base import encode_items, encode_queries
+from genius.encoders.base import batched, encode_items, encode_queries
 from genius.errors import GeniusError
+from genius.features import as_numpy
 from genius.index import Hits, Index
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchEngine, SearchParams, SearchRequest
@@ -85,7 +86,7 @@ class GeniusSearch:
         ids: list[str] = []
         codes = []
         dense = []
-        for rows in _chunks(corpus, self.chunk):
+        for rows in batched(map(dict, corpus), self.chunk):
             items = [_item(row) for row in rows]
             features, _kept, _problems = encode_items(self.model.encoder, items, batch_size=batch)
             z, ranked = self.model.embed(features)
@@ -133,7 +134,7 @@ class GeniusSearch:
         target = _target(task_metadata)
         place = {name: row for row, name in enumerate(self._ids)}
         out: dict[str, dict[str, float]] = {}
-        for rows in _chunks(queries, self.chunk):
+        for rows in batched(map(dict, queries), self.chunk):
             batch_queries = [_query(row, target) for row in rows]
             z, dense = self.model.embed(encode_queries(self.model.encoder, batch_queries, batch_size=batch))
             names = [str(row["id"]) for row in rows]
@@ -310,24 +311,10 @@ class IndexBackend:
 
 def _matrix(embeddings: Any) -> NDArray[np.float32]:
     """(n, D) float32 of an array or a tensor on any device."""
-    if isinstance(embeddings, torch.Tensor):
-        embeddings = embeddings.detach().float().cpu().numpy()
-    vectors = np.asarray(embeddings, np.float32)
+    vectors = as_numpy(embeddings).astype(np.float32, copy=False)
     if vectors.ndim != 2:
         raise GeniusError(f"embeddings have shape {vectors.shape}; one vector for each document or query is needed")
     return vectors
-
-
-def _chunks(rows: Any, size: int) -> Iterator[list[dict[str, Any]]]:
-    """Any dataset of mappings, a few rows at a time: pictures are decoded as they are reached."""
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(dict(row))
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _item(row: Mapping[str, Any]) -> Item:

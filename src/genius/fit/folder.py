@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from genius.encoders.base import Encoder, batched, encode_items
+from genius.data.features import features_from_tensors, features_to_tensors
+from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
 from genius.files import disk_problem, read_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_collection, fit_vectors, settled, unfitted_model
-from genius.fit.synthetic_queries import MOST, SyntheticQueries, synthesize_queries
+from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.fit.vectors import own_queries, own_query_bank
 from genius.index import Index, writing
 from genius.index.folder import (
@@ -100,13 +101,12 @@ class Encoded:
         """Keep the features of some items, on disk too."""
         if not keys:
             return
-        half = Features(features.image.half(), features.text.half(), features.image_mask, features.text_mask)
-        tensors = {"image": half.image, "text": half.text, "image_mask": half.image_mask, "text_mask": half.text_mask}
+        tensors = features_to_tensors(features, torch.float16)
         path = self.folder / f"{self.files + 1:06}.safetensors"
         names = {"items": json.dumps(list(keys))}
         with _writing(path):
-            write_whole(path, lambda target: save_file({k: t.contiguous() for k, t in tensors.items()}, target, metadata=names))
-        self._take(keys, half)
+            write_whole(path, lambda target: save_file(tensors, target, metadata=names))
+        self._take(keys, features_from_tensors(tensors))
 
     def of(self, keys: Sequence[ItemKey]) -> Features:
         """Features of items that are here, in this order."""
@@ -131,10 +131,10 @@ class Encoded:
         try:
             with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
                 keys = [(str(name), str(mark)) for name, mark in json.loads(file.metadata()["items"])]
-                tensors = [file.get_tensor(name) for name in ("image", "text", "image_mask", "text_mask")]
+                features = features_from_tensors({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except Exception as error:
             raise GeniusError(f"cannot read {path}: {said(error)}; delete {path.parent} and start again") from None
-        self._take(keys, Features(*tensors))
+        self._take(keys, features)
 
 
 @contextmanager
@@ -260,13 +260,9 @@ def index_with_encoder(
 def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, ItemKey]], config: FitConfig | None, say: Say) -> Fit:
     """Fit a model to all features; queries are made from some of the items."""
     say("generating synthetic queries")
-    queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample])
     rows = [encoded.rows[key] for _, key in sample]
-    known = queries.positives >= 0
-    moved = queries.positives.clone()
-    moved[known] = moved.new_tensor(rows)[queries.positives[known]]
-    moved_queries = replace(queries, positives=moved)
-    return fit_collection(_full(encoded), moved_queries, unfitted.encoder, unfitted.uri, config, say)
+    queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample], rows=rows)
+    return fit_collection(_full(encoded), queries, unfitted.encoder, unfitted.uri, config, say)
 
 
 def _check_encoder(index: Index, uri: str) -> None:
@@ -367,7 +363,8 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
         if old.encoder is None:
             fit_queries = own_queries(queries, old.fusion, z, modality)
         else:
-            fit_queries = _make_queries(old.encoder, sample)
+            rows = [row for row, _ in sample]
+            fit_queries = synthesize_queries(old.encoder, [item for _, item in sample], rows=rows)
         temporary = begin_replacement(folder, about)
         try:
             uri = None
@@ -384,15 +381,6 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
             raise
         swap(folder, temporary)
     return fit
-
-
-def _make_queries(encoder: Encoder, sample: Sequence[tuple[int, Item]]) -> SyntheticQueries:
-    """Queries for some items, whose row numbers become the positives."""
-    queries = synthesize_queries(encoder, [item for _, item in sample])
-    rows = queries.positives.new_tensor([row for row, _ in sample])
-    known = queries.positives >= 0
-    queries.positives[known] = rows[queries.positives[known]]
-    return queries
 
 
 def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, Item]]]:
@@ -441,20 +429,25 @@ def stored_again(model: Genius, reader: Reader, schema: Any, rows: Iterator[pa.R
 
 def _with_codes(model: Genius, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows with the codes that this model gives them."""
+    for batch in batches:
+        stored = batch.column("_embedding")
+        z = np.asarray(stored.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(batch.num_rows, -1)
+        unit = torch.nn.functional.normalize(torch.from_numpy(z), dim=1)
+        codes = model.quantizer.encode(unit, modalities_of(batch)).numpy().astype(np.uint16)
+        yield with_columns(batch, {"_codes": codes})
+
+
+def modalities_of(batch: pa.RecordBatch) -> torch.Tensor:
+    """(n,) modality of each row."""
+    labels = batch.column("modality").to_pylist()
+    return torch.tensor([int(Modality.parse(label)) for label in labels], dtype=torch.long)
+
+
+def with_columns(batch: pa.RecordBatch, arrays: dict[str, NDArray[Any]]) -> pa.RecordBatch:
+    """The same rows with other codes (n, M) or vectors (n, D)."""
     import pyarrow as pa
 
-    for batch in batches:
-        names = batch.schema.names
-        table: dict[str, Any] = {name: batch.column(name) for name in names}
-        stored = table["_embedding"]
-        z = np.asarray(stored.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(batch.num_rows, -1)
-        labels = table["modality"].to_pylist()
-        modality = torch.tensor([int(Modality.parse(label)) for label in labels], dtype=torch.long)
-        unit = torch.nn.functional.normalize(torch.from_numpy(z), dim=1)
-        codes = model.quantizer.encode(unit, modality).numpy().astype(np.uint16)
-        stored_type = batch.schema.field("_codes").type
-        expected_type = pa.list_(pa.uint16(), codes.shape[1])
-        if stored_type != expected_type:
-            raise GeniusError(f"codes are stored as {stored_type}, not as {expected_type}")
-        table["_codes"] = pa.FixedSizeListArray.from_arrays(pa.array(codes.reshape(-1)), codes.shape[1])
-        yield pa.RecordBatch.from_arrays([table[name] for name in names], schema=batch.schema)
+    for name, values in arrays.items():
+        column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+        batch = batch.set_column(batch.schema.get_field_index(name), name, column)
+    return batch

@@ -31,7 +31,7 @@ from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
 from genius.files import read_json, rename, sync_directory, write_whole
 from genius.fit import FitConfig, Say, Unfitted, fit_collection, fused_vectors
-from genius.fit.folder import AT_ONCE, Encoded, Tell, stored_again
+from genius.fit.folder import AT_ONCE, Encoded, Tell, modalities_of, stored_again, with_columns
 from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.index import Index
 from genius.index.folder import (
@@ -49,7 +49,7 @@ from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous
 from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows, whole_schema
 from genius.index.searching import item_of_row
 from genius.model.genius import Genius
-from genius.types import Item, Modality
+from genius.types import Item
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -283,9 +283,7 @@ class _Run:
             remove(place, self.path)
         self.say("generating synthetic queries")
         sample, rows = self._sample()
-        queries = synthesize_queries(self.unfitted.encoder, sample)
-        known = queries.positives >= 0
-        queries.positives[known] = queries.positives.new_tensor(rows)[queries.positives[known]]
+        queries = synthesize_queries(self.unfitted.encoder, sample, rows=rows)
         features = self.encoded.all().to("cpu", torch.float32)
         new = self.unfitted
         model = fit_collection(features, queries, new.encoder, new.uri, self.config, self.say).model
@@ -338,15 +336,9 @@ class _Run:
             batch = batch.take(pa.array(kept))
             features = self.encoded.of([keys[row] for row in kept]).to("cpu", torch.float32)
             z = fused_vectors(model.fusion.cpu(), features)
-            labels = batch.column("modality").to_pylist()
-            modality = torch.tensor([int(Modality.parse(label)) for label in labels], dtype=torch.long)
-            codes = model.quantizer.cpu().encode(z, modality).numpy().astype(np.uint16)
-            new = {"_codes": codes, "_embedding": z.numpy().astype(np.float16)}
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            for name, values in new.items():
-                columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+            codes = model.quantizer.cpu().encode(z, modalities_of(batch)).numpy().astype(np.uint16)
             self.count += len(kept)
-            yield pa.RecordBatch.from_pydict(columns)
+            yield with_columns(batch, {"_codes": codes, "_embedding": z.numpy().astype(np.float16)})
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str]:

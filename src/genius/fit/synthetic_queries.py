@@ -62,13 +62,16 @@ class SyntheticQueries:
         return self.take(order[half:]), self.take(order[:half])
 
 
-def synthesize_queries(encoder: Encoder, items: Sequence[Item], seed: int = 0) -> SyntheticQueries:
+def synthesize_queries(
+    encoder: Encoder, items: Sequence[Item], seed: int = 0, rows: Sequence[int] | None = None
+) -> SyntheticQueries:
     """Make synthetic queries from some items and encode them.
 
     Args:
         encoder: Of the collection.
-        items: The rows of the collection that queries are made from.
+        items: Items of the collection that queries are made from.
         seed: Of everything random.
+        rows: Where in the collection each of them is; None: they are its first rows.
     """
     rng = random.Random(seed)
     queries: list[Query] = []
@@ -92,6 +95,9 @@ def synthesize_queries(encoder: Encoder, items: Sequence[Item], seed: int = 0) -
         labels.append((row, int(items[row].modality), IMAGE))
     features = encode_queries(encoder, queries, batch_size=32)
     positives, targets, tasks = torch.tensor(labels, dtype=torch.long).view(-1, 3).unbind(1)
+    if rows is not None:
+        known = positives >= 0
+        positives = torch.where(known, torch.tensor([*rows, -1])[positives], -1)
     queries.clear()
     give_back(LARGE)  # the crops: else the memory of the fit comes on top of them
     return SyntheticQueries(features, positives, targets, tasks)

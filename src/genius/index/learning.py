@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from genius.encoders.base import batched
 from genius.errors import GeniusError, said
+from genius.features import as_numpy
 from genius.files import open_regular, parse_json, reading
 from genius.index import learned, searching
 from genius.index.learned import Learned
@@ -38,7 +39,6 @@ from genius.model.bias_choice import (
     shrink,
 )
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
-from genius.search.arrays import as_numpy
 from genius.types import ContentInput, Modality, Query
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from PIL import Image
 
 from genius.encoders.base import OnError, OnPicture, encode_items
 from genius.errors import GeniusError
-from genius.features import Features, check_finite
+from genius.features import Features, as_numpy, check_finite
 from genius.index import metadata as meta
 from genius.index.vectors import check_width, features_of_items
 from genius.pictures import WORKING_SIDE, loaded, open_ahead
-from genius.search.arrays import as_numpy
 from genius.types import ImageInput, Item, format_text
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError, counted
+from genius.features import as_numpy
 from genius.index import metadata as meta
 from genius.index.cache import hash_id
 from genius.index.filters import compile_where
@@ -28,7 +29,7 @@ from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.model.embedding import Embedded
 from genius.search import SearchEngine, SearchParams, SearchRequest
-from genius.search.arrays import Array, as_numpy
+from genius.search.arrays import Array
 from genius.search.params import MAX_K
 from genius.types import Item, Modality, Query
 

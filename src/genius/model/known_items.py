@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
+from genius.features import as_numpy
 from genius.files import read_json, write_whole
 from genius.types import Modality
 
@@ -74,15 +75,9 @@ def distances(decode: Callable[[Any], Any], z: Any, codes: Any) -> NDArray[np.fl
     Returns:
         (N,) distances.
     """
-    error = _numpy(z) - _numpy(decode(codes))
+    error = as_numpy(z) - as_numpy(decode(codes))
     distance: NDArray[np.float32] = np.linalg.norm(error, axis=1).astype(np.float32)
     return distance
-
-
-def _numpy(values: Any) -> NDArray[Any]:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    return np.asarray(values)
 
 
 def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about: str = "") -> Knows:
@@ -96,7 +91,7 @@ def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about
         about: What these items are, in a few words.
     """
     distance = distances(decode, z, codes)
-    modality = _numpy(modality)
+    modality = as_numpy(modality)
     usual_distance = {}
     for value in Modality:
         modality_distances = distance[modality == int(value)]

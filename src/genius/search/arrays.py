@@ -189,13 +189,6 @@ def half_to_float(halves: NDArray[np.float16], out: Floats | None = None) -> Flo
     return out
 
 
-def as_numpy(array: Any) -> NDArray[Any]:
-    """A numpy array of what may be a tensor on any device, or a sequence."""
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-    return np.asarray(array)
-
-
 def top_k_of_blocks(blocks: Iterable[tuple[Array, Array]], queries: int, k: int, arrays: Arrays) -> tuple[Array, Array]:
     """The k best of what comes in blocks.
 

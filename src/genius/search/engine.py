@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.features import check_finite
+from genius.features import as_numpy, check_finite
 from genius.optional import LazyPart, import_torch
 from genius.search import rerank
-from genius.search.arrays import Floats, Ints, as_numpy
+from genius.search.arrays import Floats, Ints
 from genius.search.collection import Collection
 from genius.search.flat import Flat
 from genius.search.item_bias import ItemBias

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from genius.errors import GeniusError
-from genius.search.arrays import HOST, Floats, Ints, as_numpy
+from genius.features import as_numpy
+from genius.search.arrays import HOST, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import StoredVectors, Vectors

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.search.arrays import HOST, Array, Arrays, Ints, as_numpy
+from genius.features import as_numpy
+from genius.search.arrays import HOST, Array, Arrays, Ints
 
 ALWAYS_EXPLICIT = 2  # levels whose nodes are explicit in any case
 WORD = 63  # bits used of an int64: words stay non-negative

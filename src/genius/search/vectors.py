@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.search.arrays import HOST, Array, Arrays, Floats, Ints, as_numpy, half_to_float
+from genius.features import as_numpy
+from genius.search.arrays import HOST, Array, Arrays, Floats, Ints, half_to_float
 
 BLOCK = 8_192  # rows of one block: 8 MB at width 256
 COMPARED = 1 << 17  # numbers of vectors that are compared with one query at a time: they stay in the processor's cache

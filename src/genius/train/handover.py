@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
-from genius.encoders.towers import HEADS, Heads
+from genius.encoders.towers import HEADS, Heads, write_heads
 from genius.features import Features
-from genius.files import write_whole
 from genius.model.bias_choice import JudgedQueries, bank_subset, choose
 from genius.model.config import GeniusConfig
 from genius.model.genius import Genius
@@ -142,15 +140,7 @@ def _targets(data: FeatureSet) -> Tensor:
 def save_model(output: Path, model: Genius, heads: Heads | None, encoder: Encoder | None) -> None:
     """Write the model folder. Heads join their towers when the encoder has them; else they lie in a file of their own."""
     if heads is not None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in heads.state_dict().items()}
-        sizes = {
-            "image_width": heads.image_width,
-            "text_width": heads.text_width,
-            "width": heads.width,
-            "hidden": heads.hidden_width,
-        }
-        metadata = {name: str(size) for name, size in sizes.items()}
-        write_whole(output / HEADS, lambda path: save_file(tensors, path, metadata=metadata))
+        write_heads(heads, output / HEADS)
         if encoder is not None:
             join_heads(encoder, heads)
     if encoder is not None:
