@@ -384,7 +384,7 @@ REVIEW = (
 OWN = (
     Mutant(
         "P1", "rows of later blocks are taken for rows of the first", "search/flat.py",
-        "return places + rows.start", "return places",
+        "arrays.arange(rows.stop - rows.start) + rows.start", "arrays.arange(rows.stop - rows.start)",
         ("search/test_engine.py",),
     ),
     Mutant(
@@ -403,8 +403,8 @@ OWN = (
         ("search/test_engine.py::test_k_allowed_items_come_back_when_they_exist",),
     ),
     Mutant(
-        "P5", "rows of later blocks of an exhaustive comparison are those of the first", "search/scan.py",
-        "block_rows[places]], 1)", "rows[places]], 1)",
+        "P5", "rows of later blocks of an exhaustive comparison are those of the first", "search/arrays.py",
+        "[best_rows, rows[places]], 1)", "[best_rows, places], 1)",
         ("search/test_scan.py::test_a_comparison_in_blocks_is_one_without",),
     ),
     Mutant(
@@ -455,12 +455,12 @@ OWN = (
     ),
     Mutant(
         "P15", "padding is ranked by its score", "search/rerank.py",
-        "negated = np.where(rows < 0, np.inf, -scores)", "negated = -scores",
+        "HOST.top_k(np.where(rows < 0, np.float32(-np.inf), scores), k)", "HOST.top_k(scores, k)",
         ("search/test_engine.py::test_flat_is_brute_force",),
     ),
     Mutant(
-        "P16", "candidates as good as the k-th are left out", "search/rerank.py",
-        "np.flatnonzero(own <= bound)", "np.flatnonzero(own < bound)",
+        "P16", "candidates as good as the k-th are left out", "search/arrays.py",
+        "scores[query] >= bound[query]", "scores[query] > bound[query]",
         ("search/test_engine.py::test_the_best_candidates_are_those_of_a_stable_sort",),
     ),
     Mutant(

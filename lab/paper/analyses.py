@@ -240,6 +240,7 @@ def training_time(name: str, title: str, config: TrainConfig, data: FeatureSet, 
 
         stage.before_step = marked  # type: ignore[method-assign]
         stage.validate = dict  # type: ignore[method-assign]
+        stage.finish = lambda: None  # type: ignore[method-assign]
         with tempfile.TemporaryDirectory() as folder:
             runtime = Runtime(accelerator, Journal(Path(folder), quiet=True), config.seed, replace(config.run, patience=0))
             run_stage(stage, part, runtime, Path(folder))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from genius.features import Features
-from genius.fit import FitConfig, fit_collection, fused_vectors, sum_fusion, synthetic_query_offsets
+from genius.fit import FitConfig, fit_collection, sum_fusion, synthetic_query_offsets
 from genius.fit.synthetic_queries import SyntheticQueries
 
 
@@ -53,6 +53,6 @@ def test_image_and_text_of_a_pair_count_equally() -> None:
     texts = 0.5 * torch.eye(4)[2:]
     there = torch.ones(2, dtype=torch.bool)
     pairs = Features(images, texts, there, there)
-    z = fused_vectors(sum_fusion(pairs), pairs)
+    z = sum_fusion(pairs).embed(pairs)
     half = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 1]]) / 2**0.5
     assert torch.allclose(z, half, atol=1e-5)

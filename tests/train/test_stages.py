@@ -74,9 +74,9 @@ def test_heads_learn_to_find_answers(tmp_path: Path) -> None:
     data = small_data()
     config = small_config(tmp_path, encoder__steps=40, encoder__dropout=0.0)
     stage = HeadsStage(data, None, 24, config.encoder, 0, CPU)
-    before = mean_hits(*stage._vectors(data), data)
+    before = mean_hits(stage.embed(data.queries), stage.embed(data.pool), data)
     learn(stage, config.encoder, tmp_path)
-    assert mean_hits(*stage._vectors(data), data) > before + 0.1
+    assert mean_hits(stage.embed(data.queries), stage.embed(data.pool), data) > before + 0.1
 
 
 def test_codebooks_follow_the_vectors_that_they_stand_for(tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_the_decoder_learns_the_same_from_z_that_is_made_row_by_row(
     made: list[int] = []
     real = QuantizerStage.embed
 
-    def counted(self: QuantizerStage, features: Features, chunk: int = 8192) -> torch.Tensor:
+    def counted(self: QuantizerStage, features: Features) -> torch.Tensor:
         made.append(len(features))
-        return real(self, features, chunk)
+        return real(self, features)
 
     left = train(small_config(tmp_path / "left", **changes), small_data(), quiet=True)
     for name, tensor in left.model.network.state_dict().items():

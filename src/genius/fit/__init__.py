@@ -134,7 +134,7 @@ def fit_collection(
         raise GeniusError("there is nothing to fit to: no item could be encoded")
     features.check()
     fusion = sum_fusion(features)
-    z = fused_vectors(fusion, features)
+    z = fusion.embed(features)
     return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say)
 
 
@@ -168,7 +168,7 @@ def fit_vectors(
     codes = quantizer.encode(z, modality)
     offsets = None
     if learn is not None:
-        offsets = synthetic_query_offsets(learn, fused_vectors(fusion, learn.features), z, modality)
+        offsets = synthetic_query_offsets(learn, fusion.embed(learn.features), z, modality)
     tell(f"decoder: {config.steps} steps")
     decoder = _fit_decoder(Frozen(z, modality, codes, offsets=offsets), quantizer, shape, config)
     body = GeniusConfig(
@@ -185,11 +185,11 @@ def fit_vectors(
     model.generator.load_state_dict(decoder.state_dict())
     if queries is not None and len(queries):
         model.queries = QueryBank.of(
-            fused_vectors(fusion, queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
+            fusion.embed(queries.features), queries.features.modality, queries.targets, seed=config.seed, real=False
         )
     fit = Fit(model, len(z))
     if held_out is not None and len(held_out):
-        measured = fused_vectors(fusion, held_out.features[slice(0, MEASURED_QUERIES)])
+        measured = fusion.embed(held_out.features[slice(0, MEASURED_QUERIES)])
         fit.kept = recall_of_searches(model, z, codes, measured)
         fit.queries = len(measured)
     fit.seconds = time.monotonic() - started
@@ -229,7 +229,7 @@ def unfitted_model(
     model.fusion.load_state_dict(fusion.state_dict())
     chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(config.seed))[:UNFITTED_SAMPLE]
     some = features[chosen]
-    model.quantizer.initialise(fused_vectors(fusion, some), some.modality, 0, config.seed)
+    model.quantizer.initialise(fusion.embed(some), some.modality, 0, config.seed)
     model.queries = blank.queries
     about: dict[str, Any] = {"fitted": False, "items": len(features)}
     if encoder_uri is not None:
@@ -250,13 +250,6 @@ def sum_fusion(features: Features) -> Fusion:
         if min(image_length, text_length) > 0:
             nn.init.constant_(fusion.balance_output.bias, math.log(image_length / text_length))
     return fusion.eval()
-
-
-@torch.no_grad()
-def fused_vectors(fusion: Fusion, features: Features, chunk: int = 8192) -> Tensor:
-    """z (N, D) of features, a part at a time."""
-    parts = [features[slice(i, i + chunk)].to("cpu", torch.float32) for i in range(0, len(features), chunk)]
-    return torch.cat([fusion(part) for part in parts])
 
 
 def _shape(width: int, modality: Tensor, config: FitConfig) -> ModelConfig:

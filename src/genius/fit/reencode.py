@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
 from genius.files import read_json, rename, sync_directory, write_whole
-from genius.fit import FitConfig, Say, Unfitted, fit_collection, fused_vectors
+from genius.fit import FitConfig, Say, Unfitted, fit_collection
 from genius.fit.folder import AT_ONCE, Encoded, Tell, modalities_of, stored_again, with_columns
 from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.index import Index
@@ -335,7 +335,7 @@ class _Run:
                 continue
             batch = batch.take(pa.array(kept))
             features = self.encoded.of([keys[row] for row in kept]).to("cpu", torch.float32)
-            z = fused_vectors(model.fusion.cpu(), features)
+            z = model.fusion.cpu().embed(features)
             codes = model.quantizer.cpu().encode(z, modalities_of(batch)).numpy().astype(np.uint16)
             self.count += len(kept)
             yield with_columns(batch, {"_codes": codes, "_embedding": z.numpy().astype(np.float16)})

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import reading
-from genius.fit import Fit, FitConfig, Say, fit_collection, fused_vectors, sum_fusion, unfitted_model
+from genius.fit import Fit, FitConfig, Say, fit_collection, sum_fusion, unfitted_model
 from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
@@ -102,7 +102,7 @@ def own_queries(vectors: NDArray[Any] | None, fusion: Fusion, z: torch.Tensor, m
     if vectors is None or not len(vectors):
         return None
     features = features_of_queries([Query(vector=row) for row in vectors], z.shape[1]).as_tensors()
-    nearest = nearest_rows(fused_vectors(fusion, features), z, 1)[:, 0]
+    nearest = nearest_rows(fusion.embed(features), z, 1)[:, 0]
     tasks = torch.zeros(len(features), dtype=torch.long)
     return SyntheticQueries(features, nearest, modality[nearest], tasks)
 
@@ -112,7 +112,7 @@ def own_query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int,
     neutral = neutral_queries(width)
     if queries is None:
         return neutral
-    vectors = fused_vectors(fusion, queries.features)
+    vectors = fusion.embed(queries.features)
     bank = QueryBank.of(vectors, queries.features.modality, queries.targets, seed=seed, real=True)
     return replace(bank, probe_weight=neutral.probe_weight, probe_bias=neutral.probe_bias)
 
@@ -137,7 +137,7 @@ def fit_own_vectors(
     config = config or FitConfig()
     features = _features_of(items)
     fusion = sum_fusion(features)
-    fit_queries = own_queries(queries, fusion, fused_vectors(fusion, features), features.modality)
+    fit_queries = own_queries(queries, fusion, fusion.embed(features), features.modality)
     fit = fit_collection(features, fit_queries, config=config, say=say)
     fit.model.queries = own_query_bank(fit_queries, fusion, features.width, config.seed)
     return fit
@@ -156,7 +156,7 @@ def unfitted_own_vectors(items: Sequence[Item], queries: NDArray[Any] | None = N
     """
     features = _features_of(items)
     model = unfitted_model(features, config=config)
-    fit_queries = own_queries(queries, model.fusion, fused_vectors(model.fusion, features), features.modality)
+    fit_queries = own_queries(queries, model.fusion, model.fusion.embed(features), features.modality)
     model.queries = own_query_bank(fit_queries, model.fusion, features.width)
     return model
 

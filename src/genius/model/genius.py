@@ -152,17 +152,11 @@ class Genius(Embedder):
             chunk: rows at a time, so that memory does not grow with N.
         """
         features = features.as_tensors().check(self.config.width)
-        z = []
-        dense = []
-        for i in range(0, max(len(features), 1), chunk):
-            part = features[i : i + chunk].to(self.device, torch.float32)
-            z.append(self.fusion(part))
-            if self.config.rerank_embedding != "fused":
-                dense.append(score_fusion(part))
-        fused = torch.cat(z)
-        if not dense:
-            return fused, fused  # not a second copy of what may be gigabytes
-        return fused, torch.cat(dense)
+        z = self.fusion.embed(features, chunk)
+        if self.config.rerank_embedding == "fused":
+            return z, z  # not a second copy of what may be gigabytes
+        parts = [features[i : i + chunk].to(self.device, torch.float32) for i in range(0, max(len(features), 1), chunk)]
+        return z, torch.cat([score_fusion(part) for part in parts])
 
     def encode(self, features: Features) -> Tensor:
         """Codes (N, M) of items, int64.

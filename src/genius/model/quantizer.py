@@ -47,6 +47,18 @@ class Fusion(nn.Module):
         mixed = self.mix_output(F.relu(self.mix_hidden(joined)))
         return F.normalize(mixed + balance * text + (1 - balance) * image, dim=1)  # 4.2.1
 
+    @torch.no_grad()
+    def embed(self, features: Features, chunk: int = 8192) -> Tensor:
+        """z (N, width) of any number of rows, without gradients.
+
+        Args:
+            features: N items or queries, on any device.
+            chunk: Rows at a time, so that memory does not grow with N.
+        """
+        device = self.mix_output.weight.device
+        parts = [self(features[i : i + chunk].to(device, torch.float32)) for i in range(0, max(len(features), 1), chunk)]
+        return torch.cat(parts)
+
 
 def score_fusion(features: Features) -> Tensor:
     """The encoder's own embedding phi = psi_image + psi_text (Eq. 2), unit length: the dense baseline CLIP-SF."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from genius.data.features import FeatureSet
@@ -24,12 +25,12 @@ from genius.errors import GeniusError
 from genius.known_instructions import KnownInstructions
 from genius.model.genius import Genius
 from genius.train.calibration import calibrate
-from genius.train.config import TrainConfig, read_train_config
+from genius.train.config import StageConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.handover import assemble, freeze, sampled_query_bank, save_model, through_heads
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, finish, make_accelerator, run_stage
+from genius.train.loop import Runtime, Stage, finish, make_accelerator, run_stage
 from genius.train.prepare import CONFIG, TRAINING, check_data, claim, count_steps, hold_out, refuse_another_run, settle_sizes
 from genius.train.quantizer import QuantizerStage
 from genius.train.sources import check_source, encoder_of_features, features_folder, load_source
@@ -104,36 +105,27 @@ def train_stages(config: TrainConfig, data: FeatureSet, runtime: Runtime, folder
         folder: Where checkpoints and weights of the stages are kept.
     """
     metrics: dict[str, dict[str, float]] = {}
+
+    def learn(stage: Stage, stage_config: StageConfig) -> None:
+        """Train a stage, or read back what it left when it has finished before."""
+        run = partial(run_stage, stage, stage_config, runtime, folder / stage.name)
+        metrics[stage.name] = finish(stage, run, runtime, folder)
+
     parts = hold_out(config, data, runtime)
     config = count_steps(config, len(parts.train.visits()), runtime)
     heads = None
     if config.encoder.train == "heads":
         first = HeadsStage(parts.train, parts.validation, config.model.width, config.encoder, config.seed, runtime.device)
-        metrics["encoder"] = finish(first, lambda: run_stage(first, config.encoder, runtime, folder / "encoder"), runtime, folder)
-        heads = first.heads.eval()
+        learn(first, config.encoder)
+        heads = first.heads
         data = through_heads(heads, data)
-        parts = parts.map(lambda part: through_heads(heads, part))
+        parts = parts.map(partial(through_heads, heads))
     second = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, config.seed, runtime.device)
-
-    def learn_codes() -> dict[str, float]:
-        run_stage(second, config.quantizer, runtime, folder / "quantizer")
-        second.eval()
-        second.finish()
-        values = second.validate() if runtime.main else {}
-        runtime.journal.write("quantizer", config.quantizer.steps, values)
-        if runtime.main:
-            for line in second.collapsed().values():
-                runtime.journal.warn("quantizer", config.quantizer.steps, line)
-        return values
-
-    metrics["quantizer"] = finish(second, learn_codes, runtime, folder)
-    second.eval()
+    learn(second, config.quantizer)
     frozen, validation = freeze(second, parts, config)
     beams = int(config.search.get("beams", DEFAULT_BEAMS))
     third = GeneratorStage(parts.train, frozen, validation, second.quantizer, config.model, config.generator, config.seed, beams)
-    metrics["generator"] = finish(
-        third, lambda: run_stage(third, config.generator, runtime, folder / "generator"), runtime, folder
-    )
+    learn(third, config.generator)
     model = assemble(config, second, third)
     model.queries = sampled_query_bank(second, parts, config.seed)
     weights, metrics["confidence"] = calibrate(model, parts.validation, parts.offsets)

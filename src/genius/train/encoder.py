@@ -25,7 +25,7 @@ from genius.model.quantizer import score_fusion
 from genius.train.config import EncoderStageConfig
 from genius.train.loop import Stage, step_seed
 from genius.train.losses import contrastive, gather_rows
-from genius.train.metrics import dense_hits, mean_hits
+from genius.train.metrics import dense_hits
 from genius.train.pairs import Draws, Order, PairBatch, PairStage, Positives, share
 from genius.types import format_text, load_image, query_text
 
@@ -59,12 +59,12 @@ class HeadsStage(PairStage):
             return self.contrast(batch, query, target, negatives, temperature=self.config.temperature)
 
     @torch.no_grad()
-    def embed(self, features: Features, chunk: int = 8192) -> Tensor:
+    def embed(self, features: Features) -> Tensor:
         was_training = self.heads.training
-        self.heads.eval()
-        parts = [score_fusion(self.heads(features[i : i + chunk])) for i in range(0, len(features), chunk)]
+        self.heads.eval()  # without dropout
+        vectors = score_fusion(self.heads.apply_chunked(features))
         self.heads.train(was_training)
-        return torch.cat(parts)
+        return vectors.to(self.pool.device)
 
     def _embed(self, towers: Features) -> Tensor:
         features = self.heads(towers)
@@ -75,16 +75,7 @@ class HeadsStage(PairStage):
     def validate(self) -> dict[str, float]:
         if self.held_out is None:
             return {}
-        return dense_hits(*self._vectors(self.held_out), self.held_out)
-
-    def quick(self) -> float | None:
-        if self.held_out is None:
-            return None
-        return mean_hits(*self._vectors(self.held_out), self.held_out)
-
-    def _vectors(self, data: FeatureSet) -> tuple[Tensor, Tensor]:
-        queries = score_fusion(self.heads.apply_chunked(data.queries))
-        return queries, score_fusion(self.heads.apply_chunked(data.pool))
+        return dense_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
 
 
 class TowersStage(Stage):

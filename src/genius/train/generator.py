@@ -387,9 +387,9 @@ class GeneratorStage(Stage):
         right = torch.zeros(codes.shape[1], device=z.device)
         for i in range(0, len(z), chunk):
             part = codes[i : i + chunk]
-            for level, log_p in enumerate(self.generator.code_log_probs(z[i : i + chunk], part)):
-                nats[level] -= log_p.gather(1, part[:, level : level + 1]).sum()
-                right[level] += (log_p.argmax(1) == part[:, level]).sum()
+            log_p = self.generator.code_log_probs(z[i : i + chunk], part)
+            nats += len(part) * code_losses(log_p, part)
+            right += len(part) * code_accuracy(log_p, part)
         return nats / max(len(z), 1), right / max(len(z), 1)
 
     def quick(self) -> float | None:

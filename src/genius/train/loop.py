@@ -58,6 +58,9 @@ class Stage(nn.Module):
     def before_step(self, step: int) -> None:
         """Called before every step, on every process (k-means at a given step, for instance)."""
 
+    def finish(self) -> None:
+        """Called after the last step, on every process, with the weights that are kept; before the last validation."""
+
     def validate(self) -> dict[str, float]:
         """Hit rates and other metrics on held-out queries. Does not change the weights."""
         return {}
@@ -197,6 +200,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     saved = time.monotonic()
     validation_steps = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
     reported: set[str] = set()  # problems that were reported
+    logs: list[dict[str, Tensor]] = []
     with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
         for step in range(start, config.steps):
             logs = take_step(stage, module, optimizer, config, runtime, step)
@@ -211,7 +215,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
                 bar.update(done, values)
             elif done % BAR_EVERY == 0:
                 bar.update(done)
-            if done in validation_steps:
+            if done in validation_steps and done < config.steps:
                 _report_problems(stage, runtime, done, done / config.steps, _mean_logs(logs, runtime), reported)
             if run.patience and done in validation_steps and _look(stage, selection, runtime, done):
                 best = done - selection.waited * config.steps // LOOKS
@@ -226,6 +230,10 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
             if ctrl_c.pressed:
                 raise KeyboardInterrupt
     selection.finish()
+    stage.eval()
+    stage.finish()
+    if logs:
+        _report_problems(stage, runtime, config.steps, 1.0, _mean_logs(logs, runtime), reported)
     accelerator.wait_for_everyone()
     if runtime.device.type == "cuda":
         accelerator.free_memory()  # on a CPU it visits every object of the process and frees nothing

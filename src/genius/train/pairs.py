@@ -21,6 +21,7 @@ from genius.ranking import nearest_rows
 from genius.train.config import PairConfig
 from genius.train.loop import Stage, step_seed
 from genius.train.losses import contrastive, gather_rows, once
+from genius.train.metrics import mean_hits
 
 LISTED = 24  # hard negatives kept per query; a step draws one at random, since a few are unlabelled positives
 QUERIES_AT_MOST = 100_000  # mined per round on a GPU; a tenth of that on a CPU
@@ -296,6 +297,11 @@ class PairStage(Stage):
     def embed_rows(self, source: FeatureRows, rows: Tensor, chunk: int = 8192) -> Tensor:
         """Unit vectors of some rows, a part at a time."""
         return torch.cat([self.embed(source[part]) for part in rows.split(chunk)])
+
+    def quick(self) -> float | None:
+        if self.held_out is None:
+            return None
+        return mean_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
 
     def before_step(self, step: int) -> None:
         hard = self.hard

@@ -19,7 +19,7 @@ from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
-from genius.train.metrics import dense_hits, mean_hits
+from genius.train.metrics import dense_hits
 from genius.train.pairs import FeatureRows, PairBatch, PairStage
 
 KMEANS_SAMPLE = 200_000  # vectors for k-means (the whole training set below that)
@@ -148,14 +148,8 @@ class QuantizerStage(PairStage):
 
     # -- codebooks -----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def embed(self, features: Features, chunk: int = 8192) -> Tensor:
-        device = self.fusion.mix_output.weight.device
-        was_training = self.fusion.training
-        self.fusion.eval()
-        parts = [self.fusion(features[i : i + chunk].to(device, torch.float32)) for i in range(0, len(features), chunk)]
-        self.fusion.train(was_training)
-        return torch.cat(parts)
+    def embed(self, features: Features) -> Tensor:
+        return self.fusion.embed(features)
 
     def initialise(self, pool_only: bool = False) -> None:
         """Fit the codebooks, in one process for all."""
@@ -233,15 +227,10 @@ class QuantizerStage(PairStage):
         out.update(prefix_recall(self.quantizer, queries, pool, codes))
         return out
 
-    def quick(self) -> float | None:
-        if self.held_out is None:
-            return None
-        return mean_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
-
     def problems(self, progress: float, values: Mapping[str, float]) -> dict[str, str]:
-        """A collapse of the codebooks, while the stage trains."""
-        if self.step < self.first_quantized or progress >= 1:
-            return {}  # not fitted yet, or fitted once more after the last step
+        """A collapse of the codebooks."""
+        if self.step < self.first_quantized and progress < 1:
+            return {}  # not fitted yet
         return self.collapsed()
 
     @torch.no_grad()

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from genius.data import open_collection
 from genius.data.collection import Collection
-from genius.data.extract import STAMP
+from genius.data.extract import STAMP, ExtractConfig, extract
 from genius.data.features import FeatureSet
+from genius.data.synthetic import synthetic_features
 from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items
 from genius.encoders.towers import HEADS, Heads, read_heads
@@ -32,6 +33,7 @@ from genius.errors import GeniusError
 from genius.features import Features
 from genius.model.genius import ENCODER, Genius
 from genius.train.config import TrainConfig, that_trains, with_steps
+from genius.train.encoder import TowersStage
 from genius.train.loop import Runtime, finish, run_stage
 from genius.types import Item, Modality
 
@@ -78,8 +80,6 @@ def features_folder(config: TrainConfig, folder: Path) -> Path:
 
 def synthetic(size: str, seed: int) -> FeatureSet:
     """A synthetic set of four tasks, for a first run and for tests."""
-    from genius.data.synthetic import synthetic_features
-
     queries, pool, width = SYNTHETIC_SIZES[size]
     directions = (
         (Modality.TEXT, Modality.IMAGE),
@@ -92,10 +92,6 @@ def synthetic(size: str, seed: int) -> FeatureSet:
 
 def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tuple[FeatureSet, Encoder, TrainConfig]:
     """Images and texts -> (towers trained if the config says so) -> features, extracted once and kept."""
-    from genius.data import open_collection
-    from genius.data.extract import ExtractConfig, extract
-    from genius.encoders import load_encoder
-
     assert config.encoder_uri is not None  # `check_source`
     collection = open_collection(config.data, split="train", seed=config.seed)
     encoder = load_encoder(config.encoder_uri)
@@ -107,8 +103,6 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
             chosen = "heads"
         config = that_trains(config, chosen)
     if config.encoder.train == "towers":
-        from genius.train.encoder import TowersStage
-
         stage = TowersStage(collection, encoder, config.encoder, config.seed, runtime.device)
         loop = with_steps(config.encoder, stage.order.count)
         finish(stage, lambda: run_stage(stage, loop, runtime, folder / "encoder"), runtime, folder)
