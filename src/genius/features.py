@@ -109,25 +109,27 @@ class Features:
         Raises:
             GeniusError: For wrong shapes, NaN or infinity, or rows with neither modality.
         """
-        self.check_shapes()
-        if self.text.shape != self.image.shape:
-            raise GeniusError(
-                f"features do not fit together: image {tuple(self.image.shape)}, text {tuple(self.text.shape)}, "
-                f"masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
-            )
+        self.check_shapes(one_width=True)
         if width is not None and self.width != width:
             raise GeniusError(f"features are {self.width} wide, the model expects {width}")
         self.check_rows()
         return self
 
-    def check_shapes(self, name: str = "") -> None:
-        """Check that all parts have one row per item. Image and text may differ in width (towers before their heads)."""
+    def check_shapes(self, name: str = "", one_width: bool = False) -> None:
+        """Check that all parts have one row per item.
+
+        Args:
+            name: Begins the error.
+            one_width: Whether image and text must be of one width; they may differ before the heads of towers.
+        """
         n = len(self)
-        if self.text.shape[0] != n or self.image_mask.shape != (n,) or self.text_mask.shape != (n,):
-            raise GeniusError(
-                f"{name + ': ' if name else ''}features do not fit together: image {tuple(self.image.shape)}, "
-                f"text {tuple(self.text.shape)}, masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
-            )
+        rows_fit = self.text.shape[0] == n and self.image_mask.shape == (n,) and self.text_mask.shape == (n,)
+        if rows_fit and (not one_width or self.text.shape == self.image.shape):
+            return
+        raise GeniusError(
+            f"{name + ': ' if name else ''}features do not fit together: image {tuple(self.image.shape)}, "
+            f"text {tuple(self.text.shape)}, masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
+        )
 
     def check_rows(self, name: str = "", zeros: bool = True) -> None:
         """Check that present rows are finite.

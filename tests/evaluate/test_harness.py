@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from plain_beam import PlainBeam
+from plain_beam import PlainBeam, next_log_probs
 
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
@@ -225,7 +225,7 @@ def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:
         assert found.find(task, "codes", "universal").bytes_per_item == (2 + 3 + 3 + 2) / 8
         # over so few items the default search compares all of them, and adds how likely their modality is
         with torch.no_grad():
-            log_p = model.generator.next_log_probs(space.query_z[own], torch.empty(len(own), 0, dtype=torch.long))
+            log_p = next_log_probs(model.generator, space.query_z[own], torch.empty(len(own), 0, dtype=torch.long))
         log_p = log_p - log_p[:, space.modality.long().unique()].amax(1, keepdim=True)
         scores = space.query_dense[own] @ space.dense.T + log_p[:, space.modality.long()]
         assert np.allclose(found.runs[task, "default", "universal"][1], scores.topk(10).values.numpy(), atol=1e-5)

@@ -6,10 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.model.generator import Generator
+from genius.model.generator import Generator, by_modality
 from genius.search.decoder import CodeScorer
 
 Ids = list[tuple[int, ...]]
+
+
+def next_log_probs(generator: Generator, z: Tensor, codes: Tensor) -> Tensor:
+    """log p of every next code after codes (B, l): (B, K_l). Reads all from the start; a search keeps what it has read."""
+    hidden, _ = generator.hidden(generator.inputs(codes), generator.cross_memory(z))
+    rows = by_modality(codes[:, 0]) if codes.shape[1] else ()
+    return generator.log_probs(codes.shape[1], hidden[:, -1], generator.residual(z, codes), rows)
 
 
 class PlainBeam:
@@ -38,7 +45,7 @@ class PlainBeam:
     def _log_probs(self, z: Tensor, prefixes: Ids) -> list[list[float]]:
         chosen = torch.tensor(prefixes, dtype=torch.long).view(len(prefixes), -1)
         if self.scorer is None:
-            return self.generator.next_log_probs(z.expand(len(chosen), -1), chosen).double().tolist()
+            return next_log_probs(self.generator, z.expand(len(chosen), -1), chosen).double().tolist()
         return self.scorer.next_log_probs(chosen[None], self.scorer.start(z[None]))[0][0].double().tolist()
 
     def rows(self, ids: Ids) -> list[int]:

@@ -80,7 +80,7 @@ def test_a_least_probability_leaves_nothing_and_says_so(model: Genius, tmp_path:
         assert not nothing and nothing.answerable == pytest.approx(0.0474, abs=1e-3)
         assert nothing.why is not None and nothing.why.startswith("nothing like that here")
         for wrong in (1.5, -0.1, float("nan")):
-            with pytest.raises(GeniusError, match="min_probability must be from 0 to 1"):
+            with pytest.raises(GeniusError, match="min_probability must be a number from 0 to 1"):
                 index.search(text="red circle", min_probability=wrong)
     arguments = ["search", str(tmp_path / "a.genius"), "--text", "red circle", "--model", str(folder), "--min-probability"]
     shown = CliRunner().invoke(app, [*arguments, "0.5"])

@@ -35,10 +35,10 @@ class DualEncoder(nn.Module):
 
     family: ClassVar[str]
     model_class: ClassVar[str]
+    model: Any  # of transformers
 
     def __init__(self, model: Any, tokenizer: Any, pixels: Pixels | Patches) -> None:
         super().__init__()
-        self.model: Any
         self.model = model
         self.tokenizer = tokenizer
         self.pixels: Any = pixels  # `Patches` of NaFlex, else `Pixels`
@@ -187,21 +187,17 @@ class ClipEncoder(DualEncoder):
     family = "clip"
     model_class = "CLIPModel"
 
-    @property
-    def _clip(self) -> Any:
-        return self.model
-
     def _width(self) -> int:
-        return int(self._clip.config.projection_dim)
+        return int(self.model.config.projection_dim)
 
     def _padding(self) -> bool:
         return True  # attention is causal: what follows the end token cannot be seen
 
     def _pool_images(self, pixels: Any) -> Tensor:
-        return cast(Tensor, self._clip.visual_projection(self._clip.vision_model(pixel_values=pixels).pooler_output))
+        return cast(Tensor, self.model.visual_projection(self.model.vision_model(pixel_values=pixels).pooler_output))
 
     def _pool_texts(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return cast(Tensor, self._clip.text_projection(self._clip.text_model(input_ids=ids, attention_mask=mask).pooler_output))
+        return cast(Tensor, self.model.text_projection(self.model.text_model(input_ids=ids, attention_mask=mask).pooler_output))
 
 
 class SiglipEncoder(DualEncoder):
@@ -210,22 +206,18 @@ class SiglipEncoder(DualEncoder):
     family = "siglip"
     model_class = "SiglipModel"
 
-    @property
-    def _siglip(self) -> Any:
-        return self.model
-
     def _width(self) -> int:
-        return int(self._siglip.config.vision_config.hidden_size)
+        return int(self.model.config.vision_config.hidden_size)
 
     def _padding(self) -> str:
         return "max_length"  # it was trained so: padding takes part, and the last position is the one that is read
 
     def _pool_images(self, pixels: Any) -> Tensor:
-        return cast(Tensor, self._siglip.vision_model(pixel_values=pixels).pooler_output)
+        return cast(Tensor, self.model.vision_model(pixel_values=pixels).pooler_output)
 
     def _pool_texts(self, ids: Tensor, mask: Tensor) -> Tensor:
         # no attention mask: padding was visible in training
-        return cast(Tensor, self._siglip.text_model(input_ids=ids).pooler_output)
+        return cast(Tensor, self.model.text_model(input_ids=ids).pooler_output)
 
 
 class Siglip2Encoder(SiglipEncoder):
@@ -247,7 +239,7 @@ class Siglip2Encoder(SiglipEncoder):
 
     def _pool_images(self, pixels: Any) -> Tensor:
         patches, present, grids = pixels
-        found = self._siglip.get_image_features(pixel_values=patches, pixel_attention_mask=present, spatial_shapes=grids)
+        found = self.model.get_image_features(pixel_values=patches, pixel_attention_mask=present, spatial_shapes=grids)
         if isinstance(found, Tensor):  # of transformers 4
             return found
         return cast(Tensor, found.pooler_output)

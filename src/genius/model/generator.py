@@ -376,14 +376,6 @@ class Generator(nn.Module):
             return z
         return z - self.codebook_head.quantizer.decode_prefix(codes)
 
-    def next_log_probs(self, z: Tensor, codes: Tensor) -> Tensor:
-        """log p of every next code after codes (B, l): (B, K_l). Reads all from the start; search keeps what it has read."""
-        hidden, _ = self.hidden(self.inputs(codes), self.cross_memory(z))
-        rows: ByModality = ()
-        if codes.shape[1]:
-            rows = by_modality(codes[:, 0])
-        return self.log_probs(codes.shape[1], hidden[:, -1], self.residual(z, codes), rows)
-
     # -- training ----------------------------------------------------------------------------------------------
 
     def states(self, z: Tensor, codes: Tensor) -> Tensor:

@@ -31,10 +31,9 @@ from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
 from genius.search.scan import Scan, ScanCache
 from genius.search.trie import CodeTrie
-from genius.search.types import Candidates, QueryBatch, SearchResult
+from genius.search.types import MODALITIES, Candidates, QueryBatch, SearchResult
 from genius.search.vectors import StoredVectors, Vectors
 
-MODALITIES = 3
 BIAS_IN_LOG_P = 15.0  # what a bias of 1 takes off a log-probability; chosen on validation queries (`lab.item_bias`)
 BACKGROUND = 256  # random items of a modality with which a query is compared, to see how similar it is to anything
 

@@ -112,6 +112,12 @@ def whole(name: str, value: object, low: int, high: int) -> None:
         raise GeniusError(f"{name} must be a whole number from {low:,} to {high:,}, got {value!r}")
 
 
+def number(name: str, value: object, low: float, high: float) -> None:
+    """Refuse what is not a number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise GeniusError(f"{name} must be a number from {low:,} to {high:,}, got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
     """What a search is to return, for any queries. Built once, checked when it is built, and handed on as it is: by Python,
@@ -143,12 +149,9 @@ class SearchRequest:
             raise GeniusError(f"min_score is not a number: {low!r}")
         if self.mode not in MODES:
             raise GeniusError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
-        weight = self.words_weight
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1000:
-            raise GeniusError(f"words_weight must be a number from 0 to 1,000, got {weight!r}")
-        least = self.min_probability
-        if least is not None and (isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1):
-            raise GeniusError(f"min_probability must be from 0 to 1, got {least!r}")
+        number("words_weight", self.words_weight, 0, 1000)
+        if self.min_probability is not None:
+            number("min_probability", self.min_probability, 0, 1)
         if self.item_bias is not None and not isinstance(self.item_bias, bool):
             raise GeniusError(f"item_bias must be True or False, got {self.item_bias!r}")
         if self.beams is not None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.search.arrays import Ints
-from genius.search.vectors import BLOCK, HostVectors
+from genius.search.vectors import BLOCK, StoredVectors
 
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
@@ -114,7 +114,7 @@ class TensorVectors:
         on_host: Leave them in host memory and bring to the device what is compared. Otherwise they are moved there.
     """
 
-    def __init__(self, source: HostVectors, arrays: TensorArrays, on_host: bool = False) -> None:
+    def __init__(self, source: StoredVectors, arrays: TensorArrays, on_host: bool = False) -> None:
         self.source = source
         self.arrays = arrays
         self.on_host = on_host

@@ -45,20 +45,6 @@ class Vectors(Protocol):
         ...
 
 
-class HostVectors(Vectors, Protocol):
-    """Vectors in host memory that can grow."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def segments(self) -> int: ...
-
-    def extended(self, vectors: NDArray[Any]) -> HostVectors: ...
-
-    def stored_blocks(self) -> Iterator[tuple[int, NDArray[Any]]]: ...
-
-
 class _Scratch(threading.local):
     """Memory that a thread reads vectors into, kept: fresh pages for every query take longer than the vectors themselves."""
 

@@ -8,12 +8,12 @@ Knows nothing of modules, stages or schedules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.nn.functional import all_gather as all_gather_with_gradients
 
 
 def world_size() -> int:
@@ -29,29 +29,15 @@ def _all_gather(rows: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-class _GatherRows(torch.autograd.Function):
-    """all_gather whose backward sums every process's gradient of the local rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.local = rows.shape[0]
-        return _all_gather(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        grad = grads[0].contiguous().clone()
-        dist.all_reduce(grad)
-        start = dist.get_rank() * ctx.local
-        return grad[start : start + ctx.local]
-
-
 def gather_rows(rows: Tensor) -> Tensor:
     """Rows (B, ...) of all processes in rank order: (world * B, ...), with gradients back to each."""
     if world_size() == 1:
         return rows
     if rows.dtype == torch.bool:
         return _all_gather(rows.to(torch.uint8)).bool()
-    return _GatherRows.apply(rows) if rows.requires_grad else _all_gather(rows)  # type: ignore[no-untyped-call, no-any-return]
+    if rows.requires_grad:
+        return torch.cat(all_gather_with_gradients(rows.contiguous()))
+    return _all_gather(rows)
 
 
 def gather_halves(rows: Tensor) -> Tensor:

@@ -193,11 +193,6 @@ def no_lists(queries: int) -> Tensor:
     return torch.full((queries, LISTED), -1, dtype=torch.int32)
 
 
-def draw_seed(seed: int, stage: str, step: int, micro: int) -> int:
-    """Another number than the one that draws the positives."""
-    return step_seed(seed, stage, step, micro) + 1
-
-
 class FeatureRows:
     """Features by row, float32 on `device` when read: kept there while they are few, else left on the disk.
 
@@ -319,7 +314,7 @@ class PairStage(Stage):
         rows, targets = self.drawn(step, micro)
         negatives = None
         if self.hard is not None and step >= min(self.hard.at):
-            seed = draw_seed(self.seed, self.name, step, micro)
+            seed = step_seed(self.seed, self.name, step, micro) + 1  # another one than draws the positives
             negatives = share(self.hard.draw(self.wrong_lists, rows, targets, seed), rank, world)
         return PairBatch(share(rows, rank, world), share(targets, rank, world), negatives)
 
