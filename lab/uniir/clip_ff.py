@@ -106,11 +106,11 @@ class ClipFfEncoder(FusingEncoder, ClipEncoder):
         return {**super()._weights(), **{f"mixer.{name}": tensor for name, tensor in self.mixer.state_dict().items()}}
 
     def _fuse(self, pixels: Tensor, rows: Tensor, texts: Sequence[str]) -> Tensor:
-        vision = self._clip.vision_model
+        vision = self.model.vision_model
         states = vision(pixel_values=pixels.to(self.device)).last_hidden_state  # (p, patches + 1, vision width)
-        image = self._clip.visual_projection(vision.post_layernorm(states))  # (p, patches + 1, D)
+        image = self.model.visual_projection(vision.post_layernorm(states))  # (p, patches + 1, D)
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}  # pictures alone share the empty one
-        text = self._clip.text_model(input_ids=self._ids(list(distinct))).last_hidden_state  # (t, length, D), causal
+        text = self.model.text_model(input_ids=self._ids(list(distinct))).last_hidden_state  # (t, length, D), causal
         which = torch.tensor([distinct[one] for one in texts])
         joined = torch.cat([text[which.to(self.device)], image[rows.to(self.device)]], dim=1)  # (n, length + patches + 1, D)
         return cast(Tensor, self.mixer(inputs_embeds=joined).last_hidden_state.mean(dim=1))
