@@ -109,7 +109,7 @@ def test_heads_train_on_towers_of_two_widths(pairs: Path, tmp_path: Path, monkey
         Pixels(16),
         word_tokens(),
     )
-    monkeypatch.setattr("genius.encoders.load_encoder", lambda uri: towers)
+    monkeypatch.setattr("genius.train.sources.load_encoder", lambda uri: towers)
     monkeypatch.setattr(TowersEncoder, "save", lambda self, directory: None)
     before = towers.fingerprint()
     short = {"encoder__steps": 3, "encoder__batch": 16, "quantizer__steps": 3, "quantizer__batch": 16, "encoder__hidden": 8}

@@ -4,7 +4,7 @@ One loop, `beam_search`, serves search, trace and evaluation, in torch on any de
 the loop early when all its beams are on unary paths: the other codes of their IDs are then scored in one pass, with the same
 result (with one child each, no beam can displace another). `trace` and the evaluation watch the loop through a hook.
 
-`Beam` is the plan of the engine (`genius.search.types.Plan`).
+`Beam` is the plan of the engine (`genius.search.engine.Plan`).
 """
 
 from __future__ import annotations
