@@ -153,27 +153,40 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
             yield move
         return
     done: dict[str, int] = {}
-    started: dict[str, float] = {}
+    started: dict[str, tuple[float, int]] = {}  # time of the first call, and what was done by then
     last = time.monotonic()
 
     def line(phase: str, count: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        begun = started.setdefault(phase, now)
         done[phase] = done.get(phase, 0) + count
+        begun, first = started.setdefault(phase, (now, done[phase]))
         if now - last < EVERY:
             return
         last = now
-        speed = done[phase] / max(now - begun, 1e-9)
+        speed = (done[phase] - first) / max(now - begun, 1e-9)
         text = f"{phase}: {done[phase]:,}"
         if total:
             text += f" of {total:,}"
         text += " items"
-        if total > done[phase] and now > begun:
+        if total > done[phase] and speed > 0:
             text += f", about {(total - done[phase]) / speed:,.0f} s left"
         console.print(text, highlight=False)
 
     yield line
+
+
+@contextmanager
+def feature_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the progress of feature extraction: yields a function of the part, all rows done and all rows."""
+    shown: dict[str, int] = {}
+    with phases() as advance:
+
+        def show(part: str, done: int, total: int) -> None:
+            advance(f"features of {part}", done - shown.get(part, 0), total)
+            shown[part] = done
+
+        yield show
 
 
 def here(path: Path, follow: bool = False) -> Path:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.common import add_group, command, console, emit, tell
+from genius.cli.common import add_group, command, console, emit, feature_progress, tell
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 
@@ -291,7 +291,6 @@ def extract(
     Example:
       genius features extract bundled:mini mbeir:M-BEIR features/ --workers 8
     """
-    from genius.cli.train import progress_line
     from genius.data import open_collection
     from genius.data.extract import ExtractConfig, modality_counts
     from genius.data.extract import extract as run
@@ -314,7 +313,8 @@ def extract(
     )
     chosen = tuple(name.strip() for name in tasks.split(",") if name.strip()) or None
     collection = open_collection(dataset, split=split, seed=seed, tasks=chosen)
-    data = run(load_encoder(encoder, device, rank), collection, output, config, progress_line())
+    with feature_progress() as progress:
+        data = run(load_encoder(encoder, device, rank), collection, output, config, progress)
     if data is None:
         console.print(f"this process is done; other processes still work on {output}", highlight=False)
         if as_json:

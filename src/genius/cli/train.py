@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit, kept_if_interrupted, setting, tell
+from genius.cli.common import command, console, emit, feature_progress, kept_if_interrupted, setting, tell
 from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
 
@@ -175,9 +175,6 @@ def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
     return fields
 
 
-EVERY = 10.0  # seconds between lines of progress where there is no terminal
-
-
 def names(text: str) -> tuple[str, ...]:
     """Split a list at commas and spaces."""
     return tuple(part for part in text.replace(",", " ").split() if part)
@@ -188,36 +185,6 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in names(text))
     except ValueError:
         raise GeniusError(f"expected whole numbers, got {text!r}") from None
-
-
-def progress_line() -> Any:
-    """A progress callback for feature extraction: rows, rows per second, time left."""
-    import time
-
-    began: dict[str, tuple[float, int]] = {}  # part -> time and rows at its first call
-    said = 0.0
-
-    def show(part: str, done: int, total: int) -> None:
-        nonlocal said
-        now = time.monotonic()
-        start, there = began.setdefault(part, (now, done))
-        passed = now - start
-        if not console.is_terminal and done < total and now - said < EVERY:
-            return
-        said = now
-        line = f"features of {part}: {done:,} of {total:,}"
-        if passed > 1 and done > there:
-            rate = (done - there) / passed
-            line += f", {rate:,.0f} per second"
-            if done < total:
-                minutes, seconds = divmod(int((total - done) / rate), 60)
-                line += f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
-        if console.is_terminal and done < total:  # redrawn in place
-            console.print(line.ljust(80), end="\r", highlight=False)
-        else:
-            console.print(line, highlight=False)
-
-    return show
 
 
 @command
@@ -282,10 +249,13 @@ def evaluate_command(
         raise GeniusError("--target must be unknown or given; --pools must be local, universal or both")
     device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
-    source = Source(
-        dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress_line()
-    )
-    data = load_features(source, loaded, model)
+    with feature_progress() as progress:
+        source = Source(
+            dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress
+        )
+        data = load_features(source, loaded, model)
+        extra: list[Any] = [*other_encoders(named(dense), source, data)]
+        other = load_other(fused, source, data, fusing=True) if fused else None
     chosen = list(names(methods))
     if fused:
         chosen.append("feature-fusion")
@@ -302,8 +272,6 @@ def evaluate_command(
         seed=seed,
         batch=batch,
     )
-    extra: list[Any] = [*other_encoders(named(dense), source, data)]
-    other = load_other(fused, source, data, fusing=True) if fused else None
     evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=say)
     name = title or f"{Path(model).name or model} on {Path(dataset.partition(':')[2] or dataset).name}"
     call = "genius " + shlex.join(sys.argv[1:])
