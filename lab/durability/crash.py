@@ -34,7 +34,7 @@ from fake_encoder import fake_model
 from genius import GeniusError, Index, Item
 from genius.index.check import check
 from genius.index.ledger import Ledger
-from lab.durability import data
+from lab import provenance
 
 ENDED = "processes that ended by themselves"
 
@@ -240,7 +240,7 @@ def main() -> None:
         commands = kill_command(scratch / "cli", args.cli, args.seed)
         together = race(scratch / "race", args.race, args.seed)
         body = {
-            **data.environment(),
+            **provenance(),
             "seed": args.seed,
             "library": asdict(findings),
             "command line": commands,
