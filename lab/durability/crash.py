@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import processes
+import torch
 from crash import kill_and_check
 from fake_encoder import fake_model
 
@@ -241,6 +242,7 @@ def main() -> None:
         together = race(scratch / "race", args.race, args.seed)
         body = {
             **provenance(),
+            "threads": torch.get_num_threads(),
             "seed": args.seed,
             "library": asdict(findings),
             "command line": commands,

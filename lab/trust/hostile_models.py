@@ -89,6 +89,7 @@ def main() -> None:
     slow = [r for r in results if r.get("seconds", 99) > SECONDS or r.get("peak_mb", 10**6) > MEGABYTES]
     body = {
         **provenance(),
+        "threads": torch.get_num_threads(),
         "cases": len(results),
         "acted": sum(r["acted"] for r in results),
         "ends": dict(ends),
