@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import processes
+import torch
 from crash import kill_and_check
 from fake_encoder import fake_model
 
 from genius import GeniusError, Index, Item
 from genius.index.check import check
 from genius.index.ledger import Ledger
-from lab.durability import data
+from lab import provenance
 
 ENDED = "processes that ended by themselves"
 
@@ -240,7 +241,8 @@ def main() -> None:
         commands = kill_command(scratch / "cli", args.cli, args.seed)
         together = race(scratch / "race", args.race, args.seed)
         body = {
-            **data.environment(),
+            **provenance(),
+            "threads": torch.get_num_threads(),
             "seed": args.seed,
             "library": asdict(findings),
             "command line": commands,

@@ -25,7 +25,7 @@ import torch
 from hostile_archives import Case
 
 from genius.errors import GeniusError
-from lab.durability import data
+from lab import provenance
 
 SECONDS, MEGABYTES = 2.0, 500
 
@@ -88,7 +88,8 @@ def main() -> None:
     bad = [r for r in results if r["acted"] or r["end"] not in ("one line", "loaded, without the hostile part")]
     slow = [r for r in results if r.get("seconds", 99) > SECONDS or r.get("peak_mb", 10**6) > MEGABYTES]
     body = {
-        **data.environment(),
+        **provenance(),
+        "threads": torch.get_num_threads(),
         "cases": len(results),
         "acted": sum(r["acted"] for r in results),
         "ends": dict(ends),

@@ -1,4 +1,4 @@
-"""What the programs about trust share: a real `genius serve`, a watch over a process's memory, and a report."""
+"""What the programs about trust share: a real `genius serve` and a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,49 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from lab import ROOT, current_commit
-
-MEGABYTE = 1_000_000
-
-
-class Memory:
-    """Resident memory of a process and its children, looked at every 10 ms."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self._stop = threading.Event()
-        self.peak = 0
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def now(self) -> int:
-        """Megabytes."""
-        total = 0
-        for process in [self._process, *self._process.children(recursive=True)]:
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:  # it has just ended
-                continue
-        return total // MEGABYTE
-
-    def settled(self, seconds: float) -> int:
-        """Megabytes after a while of rest; the peak counts anew from here."""
-        time.sleep(seconds)
-        self.peak = self.now()
-        return self.peak
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.01):
-            try:
-                self.peak = max(self.peak, self.now())
-            except psutil.Error:
-                return
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 class Server:

@@ -1,7 +1,7 @@
 """Calls of the operating system that fail, at every place of every operation that writes an index.
 
 An injection runs an operation in a forked process, on a copy of a folder, and lets the n-th call of a class fail in some way
-(`lab/durability/faults.c`, preloaded). Then the same process, a new process, the full check and another write must agree:
+(`faults.c`, preloaded). Then the same process, a new process, the full check and another write must agree:
 
     done without an error      the change is made
     one line of `GeniusError`  the change is not made, unless the line says that it is, or that this is not known
@@ -74,7 +74,7 @@ Step = Callable[[Path, Genius], object]
 
 
 def compile_shim(folder: Path) -> Path:
-    source = Path(__file__).parents[2] / "lab" / "durability" / "faults.c"
+    source = Path(__file__).with_name("faults.c")
     target = folder / "faults.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(target), str(source), "-ldl"], check=True)
     return target

@@ -1,7 +1,7 @@
 """Two writers, four readers and a service on one index at once, against a dictionary.
 
 Operations come in rounds. In a round several processes each get one operation at the same moment; some are killed in the middle
-of theirs, at the n-th call of the operating system (`lab/durability/faults.c`). The dictionary knows every state that the index
+of theirs, at the n-th call of the operating system (`faults.c`). The dictionary knows every state that the index
 may be in: all orders of the round's changes that agree with what was acknowledged, with and without the changes that were killed.
 Whatever a process answers must be the answer of one of these states; after the round one reader says which of them it is.
 

@@ -1,6 +1,6 @@
 """What a power cut may leave of a folder: everything that was synced, and of the rest any part.
 
-`lab/durability/powercut.c`, preloaded into a writer, keeps what is synced. Here is how a folder that could be found afterwards is
+`powercut.c`, preloaded into a writer, keeps what is synced. Here is how a folder that could be found afterwards is
 put together: names that were not synced are the old or the new ones, bytes that were not are old, new, or a mixture of
 blocks, zeros among them.
 """
@@ -21,7 +21,7 @@ Names = dict[str, tuple[str, Key]]  # name -> ("f" or "d", key)
 
 
 def compile_shim(folder: Path) -> Path:
-    source = Path(__file__).parents[2] / "lab" / "durability" / "powercut.c"
+    source = Path(__file__).with_name("powercut.c")
     target = folder / "powercut.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-w", "-o", str(target), str(source), "-ldl"], check=True)
     return target

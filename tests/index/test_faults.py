@@ -1,4 +1,4 @@
-"""System calls that fail at any place of any operation that writes: a sample. All of them: `python -m lab.durability.faults`."""
+"""System calls that fail at any place of any operation that writes: a sample. All of them: `lab/results/durability`."""
 
 from __future__ import annotations
 

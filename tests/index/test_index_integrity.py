@@ -67,7 +67,7 @@ def busy(index: Index, model: Genius, cached: None) -> Index:
 
 
 def test_every_flipped_bit_is_found(busy: Index, model: Genius, tmp_path: Path) -> None:
-    """One flip in every file, and some more: found when the index is opened, or by `check`. All of them: lab/durability."""
+    """One flip in every file, and some more: found when the index is opened, or by `check`. Many more: lab/results/durability."""
     rng = random.Random(3)
     before, found = contents(busy), everything(busy)
     assert check(busy.path).ok

@@ -1,4 +1,4 @@
-"""A disk that forgets what was not synced, once: many rounds are `lab/durability/powercut.py`."""
+"""A disk that forgets what was not synced, once: many rounds: `lab/results/durability`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two writers, four readers and a service at once, with kills, against a dictionary. More: `python -m lab.durability.model`."""
+"""Two writers, four readers and a service at once, with kills, against a dictionary. More: `lab/results/durability`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to an object store that fail at any place: a sample. All of them: `python -m lab.durability.faults`."""
+"""Requests to an object store that fail at any place: a sample. All of them: `lab/results/durability`."""
 
 from __future__ import annotations
 
