@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout"),
     pytest.mark.timeout(1200),  # tracing fourteen graphs, and 90 searches on one thread, perhaps beside much other work
 ]
-BEAMS, QUESTIONS = 12, 80  # the laboratory asks 200 of the demo (lab/results/tab.json)
+BEAMS, QUESTIONS = 12, 80  # the laboratory asks 200 of the demo (lab/tab.py)
 KINDS = (None, "image", "text", "pair")
 
 

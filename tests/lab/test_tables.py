@@ -1,23 +1,19 @@
-"""A page shows what was measured: its table is the one that the program makes of the JSON."""
+"""Pages show what was measured: their tables are those that the program makes of the JSON."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 
 from lab import tables
 
 
-def test_the_page_shows_the_measured_figures() -> None:
-    assert tables.PAGE.read_text(encoding="utf-8") == tables.page(), "python -m lab.tables"
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_pages_show_the_measured_figures(name: str) -> None:
+    assert (tables.DOCS / f"{name}.md").read_text(encoding="utf-8") == tables.page(name), "python -m lab.tables"
 
 
-def test_a_figure_that_changed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = json.loads(tables.ATTACKS.read_text(encoding="utf-8"))
-    measured["results"]["resets"]["during"]["search_p99_s"] += 5
-    changed = tmp_path / "attacks.json"
-    changed.write_text(json.dumps(measured), encoding="utf-8")
-    monkeypatch.setattr(tables, "ATTACKS", changed)
-    assert tables.PAGE.read_text(encoding="utf-8") != tables.page()
+def test_a_figure_that_changed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = tables.read("page")
+    measured["screens"]["why"]["first_paint_ms"] += 500
+    monkeypatch.setattr(tables, "read", lambda name: measured)
+    assert (tables.DOCS / "serving.md").read_text(encoding="utf-8") != tables.page("serving")
