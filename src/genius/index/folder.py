@@ -210,26 +210,34 @@ def clear(folder: Path, about: About) -> None:
             if path.name.startswith(HALF) or LIBRARY_HALF.fullmatch(path.name):
                 remove(path, folder)
     for path in siblings(folder):
-        if re.search(r"\.refit-\d+$", path.name) and is_sibling(path, folder, about.id):
+        if re.search(r"\.refit-\d+(-old)?$", path.name) and is_sibling(path, folder, about.id):
             remove(path, folder, about.id)
+    record = folder.with_name(f".{folder.name}.swap.json")  # earlier versions wrote one
+    if record.is_file() and not record.is_symlink():
+        record.unlink(missing_ok=True)
 
 
 def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
     """The new and the old folder of a swap that was broken off between its two renames; None if there is none.
 
-    Args:
-        folder: Of the index.
+    Raises:
+        GeniusError: An earlier version broke it off: nothing in its folders proves that they belong to this name.
     """
     if folder.is_symlink() or folder.exists():
         return None
-    old = previous_of(folder)
     for fresh in siblings(folder):
         if re.search(r"\.refit-\d+$", fresh.name) is None or fresh.is_symlink() or not _holds_index(fresh):
             continue
         owner = origin_of(fresh)
+        old = previous_of(folder)
         if owner is None:
-            continue  # nothing proves that it belongs to this name
-        if is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
+            old = fresh.with_name(f"{fresh.name}-old")
+            if not old.is_symlink() and _holds_index(old):
+                raise GeniusError(
+                    f"{folder} was being replaced by an earlier version, and that was broken off: look at {fresh} (new) and "
+                    f"{old} (as it was), and rename the one that you trust to {folder.name}"
+                )
+        elif is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
             return fresh, old
     return None
 

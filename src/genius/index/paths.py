@@ -146,7 +146,7 @@ def siblings(folder: Path) -> list[Path]:
 
 
 def _pattern(folder: Path) -> re.Pattern[str]:
-    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+|\d+-[0-9a-f]{{8}})")
+    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+(-old)?|\d+-[0-9a-f]{{8}})")
 
 
 def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
