@@ -147,7 +147,7 @@ def all_hostile() -> list[Hostile]:
         Hostile("link: a manifest", lambda h, i: instead(newest(i, "_versions"), _to(h / "secret.txt"))),
         Hostile("link: a cache of a version", lambda h, i: instead(cache(i), _to(h / "docs" / "10"))),
         Hostile("link: a cache that is being built", lambda h, i: (i / "cache" / ".building-x").symlink_to(h / "docs")),
-        Hostile("link: the trie of a cache", lambda h, i: instead(cache(i) / "trie.safetensors", _to(h / "secret.txt"))),
+        Hostile("link: the trie of a cache", lambda h, i: instead(cache(i) / "trie_order.npy", _to(h / "secret.txt"))),
         Hostile("link: into itself", lambda h, i: instead(i / "aside", _to(i))),
         Hostile("link: dangling", lambda h, i: instead(i / "aside", _to(h / "nowhere"))),
         Hostile("link: a model folder's file", _model_link),
@@ -346,9 +346,10 @@ def _agree(index: Path, path: Path) -> None:
 
 
 def _lying_trie(home: Path, index: Path) -> None:
-    path = cache(index) / "trie.safetensors"
-    header = json.dumps({"x": {"dtype": "I64", "shape": [2**40], "data_offsets": [0, 2**43]}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    import numpy as np
+
+    with (cache(index) / "trie_order.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (2**40,)})
 
 
 def _pickled_array(home: Path, index: Path) -> None:

@@ -133,7 +133,7 @@ def cache_of(index: Index) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["vectors", "shown.bin", "hashes.npy", "hash_rows.npy", "seqs.npy", "trie.safetensors"])
+@pytest.mark.parametrize("name", ["vectors", "shown.bin", "hashes.npy", "hash_rows.npy", "seqs.npy", "trie_order.npy"])
 def test_a_cache_of_noise_is_built_anew(busy: Index, model: Genius, name: str) -> None:
     before = everything(busy)
     if name == "vectors":

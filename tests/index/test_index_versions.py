@@ -137,7 +137,7 @@ def test_a_damaged_or_foreign_cache_is_not_believed(index: Index, model: Genius)
     damages = [
         lambda: cut("extents.npy" if (folder / "extents.npy").exists() else "embeddings.npy"),
         lambda: cut("shown_starts.npy"),
-        lambda: cut("trie.safetensors"),
+        lambda: cut("trie_order.npy"),
         lambda: (folder / "seqs.npy").unlink(),
         lambda: cut("shown.bin"),
         lambda: cut("base.json"),

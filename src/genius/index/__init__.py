@@ -27,7 +27,6 @@ from genius.encoders.base import batched
 from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.index import cache, learned, names, opened, searching, words, writing
-from genius.index.filters import compile_where
 from genius.index.folder import (
     FORMAT,
     About,
@@ -515,7 +514,7 @@ class Index:
 
         def call() -> int:
             reader = self.reader()
-            return reader.count(None if where is None else compile_where(where, reader.columns))
+            return reader.count(searching.condition(reader, where))
 
         return self.consistent(call)
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +24,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from genius.errors import GeniusError
-from genius.files import parse_json, write_whole
+from genius.files import parse_json
 from genius.index.commit import DATA_FILE, data_files, table_folder
 from genius.index.extents import Extents, Finder
 from genius.index.ledger import file_sum, seal, size_in, unseal
@@ -38,12 +35,10 @@ from genius.index.reader import HitColumns, Reader
 from genius.search import CodeTrie
 from genius.search.vectors import StoredVectors
 
-FORMAT = 4
-READ = (3, 4)
-"""Formats that can be read. 3: codes and a copy of all vectors, hits one by one."""
+FORMAT = 5
+"""Of a cache. One of another format is built anew."""
 
-TRIE = "genius-trie-2"
-_DTYPES: dict[str, Any] = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "I32": np.int32, "I64": np.int64}
+TRIE = "trie_"  # how the names of the files of a trie begin
 BASE = "base.json"
 BUILDING = ".building-"  # how the name of a cache that is being written begins
 VERIFY_UP_TO = 8 << 30
@@ -91,18 +86,6 @@ class Base:
             return None
         return StoredVectors(self.segments, self.order)
 
-    def vectors_of(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
-        """(n, D) vectors of rows."""
-        places = rows
-        if self.order is not None:
-            places = self.order[rows]
-        starts = np.cumsum([0, *(len(segment) for segment in self.segments)])
-        out = np.empty((len(rows), self.segments[0].shape[1]), np.float16)
-        for start, segment in zip(starts, self.segments, strict=False):
-            mine = (places >= start) & (places < start + len(segment))
-            out[mine] = segment[places[mine] - start]
-        return out
-
     def exactly(self, reader: Reader) -> bool:
         """Whether this is of the very version that `reader` shows: then nothing needs to be compared."""
         return self.version == reader.version and self.manifest is not None and self.manifest == reader.noted
@@ -113,10 +96,6 @@ class Base:
         low = np.searchsorted(self.hashes, key, "left")
         high = np.searchsorted(self.hashes, key, "right")
         return np.asarray(self.hash_rows[low:high]).astype(np.int64)
-
-
-def build_trie(codes: NDArray[np.uint16], level_sizes: Sequence[int]) -> CodeTrie:
-    return CodeTrie.build(codes, level_sizes)
 
 
 def build(
@@ -150,7 +129,7 @@ def build(
     if (seqs[1:] == seqs[:-1]).any():
         raise GeniusError("the index holds two items with the same number: it is damaged, or was not made by GENIUS")
     by_hash = np.argsort(hashes[order], kind="stable")
-    trie = build_trie(codes[order], level_sizes)
+    trie = CodeTrie.build(codes[order], level_sizes)
     extents = None
     segments: list[NDArray[np.float16]] = []
     places = None
@@ -268,7 +247,7 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
             if target.exists():
                 _discard(target, root)
             scratch.replace(target)
-        except (OSError, MemoryError, GeniusError, SafetensorError):
+        except (OSError, MemoryError, GeniusError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
         saved = load(target, key)
         if saved is None:
@@ -292,7 +271,9 @@ def _write(base: Base, key: CacheKey, folder: Path) -> None:
         base.segments[0].flush()  # it is the file already
     elif base.has_vectors:
         np.save(folder / "embeddings.npy", base.segments[0])
-    save_trie(base.trie, folder / "trie.safetensors")
+    about["top"] = base.trie.top
+    for name, array in base.trie.arrays().items():
+        np.save(folder / f"{TRIE}{name}.npy", array)
     about["files"] = {path.name: file_sum(path) for path in sorted(folder.iterdir())}
     (folder / BASE).write_text(seal(about))
 
@@ -317,11 +298,11 @@ def load(folder: Path, key: CacheKey) -> Base | None:
         about = read_base(folder)
         if any(about.get(name) != value for name, value in key.to_dict().items()):
             return None
-        if about["format"] not in READ or damage(folder, about["files"]):
+        if about["format"] != FORMAT or damage(folder, about["files"]):
             return None
         items = int(about["items"])
-        arrays = {name: _mapped(folder / f"{name}.npy", items) for name in ("seqs", "hashes", "hash_rows")}
-        trie = load_trie(folder / "trie.safetensors")
+        arrays = {name: _mapped(folder / f"{name}.npy") for name in ("seqs", "hashes", "hash_rows")}
+        trie = _load_trie(folder, about["files"], key.level_sizes, int(about["top"]))
         segments: list[NDArray[np.float16]] = []
         order = None
         extents = None
@@ -333,11 +314,7 @@ def load(folder: Path, key: CacheKey) -> Base | None:
             stored = len(order)
         if any(len(array) != items for array in arrays.values()) or trie.items != items or stored != items:
             return None
-        if about["format"] == 3:
-            arrays["hashes"] = short_hash(arrays["hashes"])
-        shown = None
-        if about["format"] == FORMAT:
-            shown = HitColumns.open(arrays["seqs"], folder)
+        shown = HitColumns.open(arrays["seqs"], folder)
         return Base(
             int(about["version"]),
             arrays["seqs"],
@@ -371,11 +348,18 @@ def _base_text(folder: Path) -> str:
         return file.read(MAX_SMALL).decode()
 
 
+def _load_trie(folder: Path, files: Mapping[str, str], level_sizes: tuple[int, ...], top: int) -> CodeTrie:
+    """The trie of a cache; pages are read when a search first touches them."""
+    names = [name for name in files if name.startswith(TRIE)]
+    arrays = {Path(name).stem.removeprefix(TRIE): _mapped(folder / name) for name in names}
+    return CodeTrie(level_sizes, arrays, top)
+
+
 def _load_vectors(
     folder: Path, about: Mapping[str, Any], width: int
 ) -> tuple[list[NDArray[np.float16]], NDArray[np.int64] | None, Extents | None]:
     if "vectors" not in about:
-        return [_mapped(folder / "embeddings.npy", int(about["items"]))], None, None
+        return [_mapped(folder / "embeddings.npy")], None, None
     table = table_folder(folder.parent.parent)
     sizes = dict(about["vectors"])
     for name, size in sizes.items():
@@ -386,9 +370,9 @@ def _load_vectors(
     return segments or [np.empty((0, width), np.float16)], order, extents
 
 
-def _mapped(path: Path, items: int) -> NDArray[Any]:
+def _mapped(path: Path) -> NDArray[Any]:
     """An array of a file; an ordinary array over the map: numpy takes its time to cut a piece out of a memory-map."""
-    loaded: NDArray[Any] = np.load(path, mmap_mode="r" if items else None)
+    loaded: NDArray[Any] = np.load(path, mmap_mode="r")
     return loaded.view(np.ndarray)
 
 
@@ -437,46 +421,3 @@ def forget(root: Path, keep: int | None) -> None:
         if ours and name != str(keep):
             with contextlib.suppress(GeniusError, OSError):
                 _discard(root / name, root)
-
-
-# -- tries on disk -------------------------------------------------------------------------------------------------
-
-
-def save_trie(trie: CodeTrie, path: Path) -> None:
-    """One file in the safetensors layout; it appears whole or not at all."""
-    from safetensors.numpy import save_file
-
-    metadata = {"format": TRIE, "level_sizes": json.dumps(trie.level_sizes), "top": str(trie.top)}
-    arrays = {key: np.ascontiguousarray(value) for key, value in trie.arrays().items()}
-    write_whole(path, lambda target: save_file(arrays, target, metadata=metadata))
-
-
-def load_trie(path: Path) -> CodeTrie:
-    """Read a saved trie; pages are read when a search first touches them."""
-    header, start = _read_header(path)
-    metadata = header.pop("__metadata__", {})
-    if metadata.get("format") != TRIE:
-        raise GeniusError(f"{path} is not a trie of this version ({TRIE})")
-    arrays: dict[str, NDArray[Any]] = {}
-    size = path.stat().st_size
-    for name, entry in header.items():
-        dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        if start + end > size:
-            raise GeniusError(f"{path} is cut short: {size} bytes where {start + end} are needed")
-        empty = begin == end
-        arrays[name] = np.empty(shape, dtype) if empty else np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
-    return CodeTrie(json.loads(metadata["level_sizes"]), arrays, int(metadata["top"]))
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The safetensors header and where the data begins."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > 1 << 20:
-                raise ValueError("no header")
-            return json.loads(file.read(length)), 8 + length
-    except FileNotFoundError:
-        raise GeniusError(f"no such trie: {path}") from None
-    except (OSError, ValueError, struct.error) as error:
-        raise GeniusError(f"cannot read {path} as a trie: {error}") from None

@@ -178,7 +178,7 @@ def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.
             continue
         try:
             number = cache.format_of(path)
-            if number not in cache.READ:
+            if number != cache.FORMAT:
                 report.notes.append(f"{name} is of format {number}; it is built anew when needed")
                 continue
             noted = cache.read_base(path)
@@ -291,7 +291,8 @@ def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:
     codes = np.asarray(batch.column("_codes").flatten()).reshape(batch.num_rows, -1)[has]
     if not np.array_equal(base.trie.codes_of(rows), codes):
         return False
-    if not base.has_vectors:
+    stored = base.vectors()
+    if stored is None:
         return True
     vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)[has]
-    return np.array_equal(base.vectors_of(rows), vectors)
+    return np.array_equal(stored.take(rows), vectors)

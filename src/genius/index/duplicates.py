@@ -270,16 +270,18 @@ def image_similarity(index: Index) -> float:
     return min(max(found, LOWEST), HIGHEST)
 
 
-def _image_of(index: Index, item_id: str) -> Image.Image | None:
-    """An item's image of a size that encoders read; None if it cannot be read."""
-    row = index._columns([item_id], ["_image", "_image_bytes"], "skip").get(item_id)
-    if row is None:
-        return None
-    try:
-        with loaded(row["_image_bytes"] or row["_image"], least=512, large=True) as picture:
-            return picture.copy()
-    except GeniusError:
-        return None
+def _image_of(index: Index, item_id: str, columns: Sequence[str] = ("_image_bytes", "_image")) -> Image.Image | None:
+    """An item's image of a size that encoders read, from the first of `columns` that has one; None if none can be read."""
+    row = index._columns([item_id], columns, "skip").get(item_id, {})
+    for source in (row.get(name) for name in columns):
+        if source is None:
+            continue
+        try:
+            with loaded(source, least=512, large=True) as picture:
+                return picture.copy()
+        except GeniusError:
+            continue
+    return None
 
 
 def _compressed(picture: Image.Image) -> Image.Image:
@@ -342,13 +344,9 @@ def _alone(index: Index, name: str, others: Sequence[str]) -> list[float]:
         return []
     items = []
     for item_id in (name, *others):
-        picture = _image_of(index, item_id)
+        picture = _image_of(index, item_id, ("_image_bytes", "_image", "_thumbnail"))
         if picture is None:
-            small = index.thumbnail(item_id)
-            if small is None:
-                return [0.0] * len(others)
-            with loaded(small) as thumbnail:
-                picture = thumbnail.copy()
+            return [0.0] * len(others)
         items.append(Item(item_id, image=picture))
     vectors = index.model.embed_items(items).dense
     return [float(score) for score in vectors[1:] @ vectors[0]]

@@ -216,7 +216,7 @@ def explain(
             if not model.fitted:  # there is no ID to trace
                 answers |= {hit.id: ExplainedHit(hit, (), None, bias) for hit, bias in zip(part_hits, biases, strict=True)}
                 continue
-            part = _traced(state, live, engine, one, embedded.z[number : number + 1], part_hits, request, rejected)
+            part = _traced(live, engine, one, embedded.z[number : number + 1], part_hits, request.where, params, rejected)
             traces.append((part, _shown(part, [hit.codes for hit in part_hits], shown)))
             for hit, path, bias in zip(part_hits, part.trace.paths.tolist(), biases, strict=True):
                 answers[hit.id] = _answer(hit, path, part, bias)
@@ -246,13 +246,13 @@ class _Part:
 
 
 def _traced(
-    state: Index,
     live: Live,
     engine: SearchEngine,
     query: Query,
     z: Tensor,
     hits: Sequence[Hit],
-    request: SearchRequest,
+    where: str | None,
+    params: SearchParams,
     rejected: int,
 ) -> _Part:
     label = None
@@ -261,14 +261,13 @@ def _traced(
     import torch
 
     target_codes = np.array([searching.target_code(query.target)])
-    allowed = searching._allowed(live, request.where, target_codes)
+    allowed = searching.allowed_rows(live, where, target_codes)
     if allowed is not None and allowed.ndim == 2:
         allowed = allowed[0]
-    ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, len(state.about.levels))
+    ids = torch.tensor([hit.codes for hit in hits], dtype=torch.long).view(-1, live.base.trie.levels)
     target = -1
-    if state.model.config.quantizer.labelled:
+    if live.model.config.quantizer.labelled:
         target = int(target_codes[0])
-    params = request.settings(state.model, state.about.vectors)
     trace = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
     return _Part(label, target >= 0, trace)
 

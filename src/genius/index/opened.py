@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.index import cache
-from genius.index.cache import Base, build_trie
+from genius.index.cache import Base
 from genius.index.reader import Reader
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine
@@ -199,7 +199,7 @@ class Live:
         vectors: StoredVectors | NDArray[np.float16] | None = self.base.vectors()
         self._folded = self.base.items
         if not self.base.items:
-            trie = build_trie(self.delta_codes, self._level_sizes)
+            trie = CodeTrie.build(self.delta_codes, self._level_sizes)
             if self.base.has_vectors:
                 vectors = self._vectors(0)
             self._folded = len(self.seqs)

@@ -164,10 +164,10 @@ def prepare(
         without = [one for one in batch if one[0].vector is None]
         parts = [prepare(model, part, thumbnails, on_error) for part in (with_vectors, without)]
         return parts[0].joined(parts[1])
-    sound, metadata, problems = storable(batch, on_error)
+    width = None
     if features is None and any(has_vector):
-        sound, metadata, wrong = _of_width(model.config.width, batch, sound, metadata, on_error)
-        problems += wrong
+        width = model.config.width
+    sound, metadata, problems = storable(batch, on_error, width)
     if features is None and not any(has_vector):
         passes = _passes(batch)
     else:
@@ -230,37 +230,34 @@ def _sizes(passes: Sequence[int], positions: Iterable[int]) -> list[int]:
     return list(Counter(passes[position] for position in positions).values())
 
 
-def storable(batch: Sequence[Stamped], on_error: OnError) -> tuple[list[int], list[dict[str, Any]], list[str]]:
-    """Positions of items whose id, text and metadata can be stored, that metadata, and a line for each other."""
+def storable(
+    batch: Sequence[Stamped], on_error: OnError, width: int | None = None
+) -> tuple[list[int], list[dict[str, Any]], list[str]]:
+    """Check what is stored of items.
+
+    Args:
+        batch: The items.
+        on_error: "raise" at the first that cannot be stored, or "skip" it.
+        width: That their vectors must have; None: they are not looked at.
+
+    Returns:
+        Positions of items whose id, text, metadata and vector can be stored, that metadata, and a line for each other.
+    """
     positions: list[int] = []
     metadata: list[dict[str, Any]] = []
     problems: list[str] = []
     for position, (item, _) in enumerate(batch):
         try:
-            metadata.append(_check(item))
+            clean = _check(item)
+            if width is not None:
+                check_width(item, width)
+            metadata.append(clean)
             positions.append(position)
         except GeniusError as error:
             if on_error == "raise":
                 raise
             problems.append(str(error) if repr(item.id) in str(error) else f"{item.id}: {error}")
     return positions, metadata, problems
-
-
-def _of_width(
-    width: int, batch: Sequence[Stamped], positions: Sequence[int], metadata: Sequence[dict[str, Any]], on_error: OnError
-) -> tuple[list[int], list[dict[str, Any]], list[str]]:
-    """`positions` and `metadata` of the items whose vectors have this width, and a line for each other."""
-    kept: list[int] = []
-    problems: list[str] = []
-    for place, position in enumerate(positions):
-        try:
-            check_width(batch[position][0], width)
-            kept.append(place)
-        except GeniusError as error:
-            if on_error == "raise":
-                raise
-            problems.append(str(error))
-    return [positions[place] for place in kept], [metadata[place] for place in kept], problems
 
 
 def _look(items: Sequence[Item], on_error: OnError, keep: OnPicture) -> tuple[list[int], list[str]]:

@@ -168,9 +168,9 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     write_about(temporary, described)
     try:
         if about.source == INSIDE:
-            _copy_model(source / MODEL, temporary / MODEL)
+            _copy_files(source / MODEL, temporary / MODEL)
         if learned.stamp(source) is not None:
-            _copy_file(source / LEARNED, temporary / LEARNED)
+            _copy_files(source / LEARNED, temporary / LEARNED)
         _carry_deleted(deleted_ids(source), reader, temporary)
         remove(temporary / ORIGIN, temporary)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -200,18 +200,14 @@ def _carry_deleted(ids: set[str], reader: Reader, target: Path) -> None:
     keep_deleted(target, ids - alive)
 
 
-def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file; it is on the disk and has the checksum of its original when this returns."""
-    shutil.copyfile(source, target)
-    if file_sum(source) != file_sum(target):
-        raise GeniusError(f"{source} cannot be copied: {target} reads back as something else")
-    sync_tree([target], [target.parent])
-
-
-def _copy_model(source: Path, target: Path) -> None:
-    """Copy a model folder; every file is on the disk and has the checksum of its original when this returns."""
-    shutil.copytree(source, target)
-    copies = {path: target / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()}
+def _copy_files(source: Path, target: Path) -> None:
+    """Copy a file or a folder; every file is on the disk and has the checksum of its original when this returns."""
+    copies = {source: target}
+    if source.is_dir():
+        shutil.copytree(source, target)
+        copies = {path: target / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()}
+    else:
+        shutil.copyfile(source, target)
     for original, copy in copies.items():
         if file_sum(original) != file_sum(copy):
             raise GeniusError(f"{original} cannot be copied: {copy} reads back as something else")

@@ -190,13 +190,26 @@ def _any_of_target(state: Index, target: Modality | None, where: str | None) -> 
 
     def count() -> int:
         reader = state.reader()
-        labels = ", ".join(f"'{modality.label}'" for modality in MODALITIES_OF[target or Modality.IMAGE])
-        sql = f"modality IN ({labels})"
-        if where is not None:
-            sql = f"({compile_where(where, reader.columns)}) AND {sql}"
-        return reader.count(sql)
+        return reader.count(condition(reader, where, MODALITIES_OF[target or Modality.IMAGE]))
 
     return state.consistent(count) > 0
+
+
+def condition(reader: Reader, where: str | None, modalities: Sequence[Modality] = ()) -> str | None:
+    """SQL for the database; None: all items match.
+
+    Args:
+        reader: The version that is searched.
+        where: Condition over metadata; None: none.
+        modalities: Of the items; empty: any.
+    """
+    parts = []
+    if where is not None:
+        parts.append(f"({compile_where(where, reader.columns)})")
+    if modalities:
+        labels = ", ".join(f"'{modality.label}'" for modality in modalities)
+        parts.append(f"modality IN ({labels})")
+    return " AND ".join(parts) or None
 
 
 def embed_queries(model: Genius, queries: Sequence[Query]) -> Embedded:
@@ -281,7 +294,7 @@ def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: P
         check_fitted(live.model, path)
     allowed = None
     if len(queries.z):
-        allowed = _allowed(live, request.where, queries.targets)
+        allowed = allowed_rows(live, request.where, queries.targets)
     confidence = None
     if queries.pictured is not None:
         confidence = live.model.confidence(params.reranker)
@@ -424,7 +437,7 @@ def _hits(ranked: _Ranked, shown: dict[int, Item], modalities: dict[int, Modalit
     return hits
 
 
-def _allowed(live: Live, where: str | None, targets: Array | None) -> NDArray[np.bool_] | None:
+def allowed_rows(live: Live, where: str | None, targets: Array | None) -> NDArray[np.bool_] | None:
     """(rows,) or (Q, rows) that may be found; None for all."""
     mask = None
     if where is not None:
@@ -462,10 +475,7 @@ def stream(state: Index, columns: Sequence[str], where: str | None = None) -> It
         repeated = before > 0
         try:
             reader = state.consistent(state.reader)
-            sql = None
-            if where is not None:
-                sql = compile_where(where, reader.columns)
-            for row in reader.stream(columns, sql):
+            for row in reader.stream(columns, condition(reader, where)):
                 key = hash_id(row["id"])
                 if not repeated or key not in seen:
                     seen.add(key)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
 from genius.index import searching
-from genius.index.filters import compile_where
 from genius.index.opened import RETRIES
 from genius.index.reader import HIT_COLUMNS, Reader
 from genius.index.results import Hit, Hits
@@ -156,17 +155,13 @@ def _by_words(reader: Reader, query: Query, request: SearchRequest) -> tuple[Hit
     if not columns:
         raise GeniusError("this index has no full-text index yet: run genius optimize INDEX --words, or index.index_words()")
     assert query.text is not None
-    conditions = []
-    if request.where is not None:
-        conditions.append(compile_where(request.where, reader.columns))
+    modalities: Sequence[Modality] = ()
     if query.target is not None:
-        modalities: Sequence[Modality] = MODALITIES_OF[query.target]
+        modalities = MODALITIES_OF[query.target]
         if request.strict:
             modalities = (query.target,)
-        labels = ", ".join(f"'{modality.label}'" for modality in modalities)
-        conditions.append(f"modality IN ({labels})")
     limit = min(max(request.k, DEPTH), MAX_K)
-    found = reader.words(query.text, columns, " AND ".join(conditions) or None, limit)
+    found = reader.words(query.text, columns, searching.condition(reader, request.where, modalities), limit)
     rows = reader.rows(list(found), HIT_COLUMNS)
     seqs = [seq for seq in found if seq in rows]
     items = searching.display(reader, [rows[seq] for seq in seqs])
