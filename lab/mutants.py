@@ -429,7 +429,7 @@ OWN = (
     ),
     Mutant(
         "P10", "the range of biases begins above its least", "search/item_bias.py",
-        "own[slot].min() - centre - MARGIN * span", "own[slot].min() - centre + MARGIN * span",
+        "round((MARGIN * span - low)", "round((-MARGIN * span - low)",
         ("search/test_item_bias.py::test_a_bias_takes_one_byte_per_query_modality_and_is_as_exact_as_its_steps",),
     ),
     Mutant(
@@ -475,7 +475,7 @@ OWN = (
     ),
     Mutant(
         "P19", "a given modality costs its log-probability in a mixed batch", "search/beam.py",
-        ".masked_fill(wanted >= 0, 0.0)", "",
+        "_totals(scorer, state, children).masked_fill(wanted >= 0, 0.0)", "_totals(scorer, state, children)",
         ("search/test_beam.py::test_queries_with_and_without_a_target_share_a_batch",),
     ),
     Mutant(
@@ -597,7 +597,7 @@ OWN = (
     ),
     Mutant(
         "P43", "a bias that is better by chance is chosen", "model/bias_choice.py",
-        "<= ERRORS * error:", "<= -ERRORS:",
+        "> ERRORS * error:", "> -ERRORS:",
         ("model/test_bias_choice.py",),
     ),
     Mutant(
