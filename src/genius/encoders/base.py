@@ -97,15 +97,27 @@ class Encoder(Protocol):
     width: int
 
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB images -> (n, width) float32 on the CPU, not normalised: a tensor, or a numpy array (`without_torch`)."""
+        """RGB images -> (n, width) float32 on the CPU, not normalised: a tensor, or a numpy array (`without_torch`).
+
+        Args:
+            images: Upright RGB images, of any size.
+        """
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Texts -> (n, width) float32 on the CPU, not normalised."""
+        """Texts -> (n, width) float32 on the CPU, not normalised.
+
+        Args:
+            texts: Texts; the encoder truncates what is too long.
+        """
         ...
 
     def save(self, directory: Path) -> None:
-        """Write a folder that `genius.encoders.load_encoder("local-dir:…")` reads."""
+        """Write a folder that `genius.encoders.load_encoder("local-dir:…")` reads.
+
+        Args:
+            directory: The folder, which is created.
+        """
         ...
 
     def fingerprint(self) -> str:

@@ -106,13 +106,25 @@ class Evaluation:
     main_values: dict[tuple[str, str, str], Floats] = field(default_factory=dict)  # the main metric of every query
 
     def find(self, task: str, method: str, pool: str) -> Result:
+        """The result of one method on one task.
+
+        Args:
+            task: Key of the task.
+            method: Name of the method.
+            pool: local or universal.
+        """
         for result in self.results:
             if (result.task, result.method, result.pool) == (task, method, pool):
                 return result
         raise GeniusError(f"no result for {method} on {task} in the {pool} pool")
 
     def of(self, method: str, pool: str) -> list[Result]:
-        """A method's results in local or universal pools, task by task."""
+        """A method's results in local or universal pools, task by task.
+
+        Args:
+            method: Name of the method.
+            pool: local or universal.
+        """
         return [result for result in self.results if (result.method, result.pool) == (method, pool)]
 
     @property
@@ -124,11 +136,21 @@ class Evaluation:
         return list(dict.fromkeys(result.pool for result in self.results))
 
     def average(self, method: str, pool: str) -> float:
-        """Unweighted mean over tasks of the main metric, as the paper's last row."""
+        """Unweighted mean over tasks of the main metric, as the paper's last row.
+
+        Args:
+            method: Name of the method.
+            pool: local or universal.
+        """
         return float(np.mean([result.metrics[result.main] for result in self.of(method, pool)]))
 
     def average_interval(self, method: str, pool: str) -> tuple[float, float]:
-        """95 % interval of that mean: queries resampled within each task."""
+        """95 % interval of that mean: queries resampled within each task.
+
+        Args:
+            method: Name of the method.
+            pool: local or universal.
+        """
         config = self.about["config"]
         groups = [self.main_values[task.key, method, pool] for task in self.tasks]
         return bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
@@ -187,7 +209,12 @@ def evaluate(
 
 
 def tasks_of(data: FeatureSet, config: EvalConfig) -> tuple[list[Task], dict[str, Ints]]:
-    """The tasks of a feature set in the paper's order, and the query rows of each."""
+    """The tasks of a feature set in the paper's order, and the query rows of each.
+
+    Args:
+        data: The feature set.
+        config: Names the tasks to keep, and the number of queries of each.
+    """
     tasks: list[Task] = []
     rows: dict[str, Ints] = {}
     for number in sorted(set(data.tasks.tolist())):
@@ -234,7 +261,12 @@ def _searches(data: FeatureSet, tasks: Sequence[Task], scope: PoolScope) -> list
 
 
 def build_methods(space: Space, config: EvalConfig) -> list[Method]:
-    """The methods by name; beam methods once for each number of beams."""
+    """The methods by name; beam methods once for each number of beams.
+
+    Args:
+        space: Model and data that the methods share.
+        config: Names the methods and the beam widths.
+    """
     unknown = [name for name in config.methods if name not in METHODS]
     if unknown:
         raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
@@ -366,7 +398,13 @@ def _result(
 
 
 def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, Any]:
-    """What a reader needs to trust or repeat the numbers."""
+    """What a reader needs to trust or repeat the numbers.
+
+    Args:
+        model: The model.
+        data: Features that it was evaluated on.
+        config: What was evaluated.
+    """
     import datetime
     import os
     import platform
