@@ -211,7 +211,6 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
             make_accelerator(device.type), Journal(folder, quiet=True), config.seed, RunConfig(patience=0, average=0.0)
         )
         run_stage(stage, settings, runtime, folder / "checkpoint")
-        runtime.journal.close()
     return stage.generator.eval()
 
 
