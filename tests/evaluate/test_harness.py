@@ -12,14 +12,13 @@ from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate, methods
-from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
+from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder
 from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.features import Features
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchParams
 from genius.search.beam import beam_search
-from genius.search.decoder import DecoderState
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
 
@@ -123,7 +122,7 @@ def test_twelve_queries_by_hand() -> None:
 
 
 def run(model: Genius, data: FeatureSet, **changes: object) -> Evaluation:
-    values: dict[str, object] = {"beams": (8,), "depth": 10, "bootstrap": 20, "survival": 10, "rerank": 40} | changes
+    values: dict[str, object] = {"beams": (8,), "depth": 10, "bootstrap": 20, "rerank": 40} | changes
     return evaluate(model, data, EvalConfig(**values))  # type: ignore[arg-type]
 
 
@@ -184,28 +183,10 @@ def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:
             assert all(1 <= len({tuple(codes[r]) for r in ranked_rows if r >= 0}) <= most for ranked_rows in rows)
 
 
-def test_survival_and_candidate_recall_agree(model: Genius, data: FeatureSet) -> None:
-    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",), survival=1000)
+def test_candidate_recall_bounds_the_hits(model: Genius, data: FeatureSet) -> None:
+    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",))
     for result in found.results:
-        if result.method == "default":
-            assert result.candidate_recall is not None and not result.survival
-            continue
-        assert result.survival == sorted(result.survival, reverse=True) and len(result.survival) == 4
-        assert result.survival[-1] == pytest.approx(result.candidate_recall)  # at full depth they are the same thing
         assert result.candidate_recall is not None and result.metrics["hit@10"] <= result.candidate_recall
-
-
-def test_survival_by_hand(model: Genius) -> None:
-    codes = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
-
-    class LowFirst(NoDecoder):
-        def next_log_probs(self, codes: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
-            queries, beams, level = codes.shape
-            return -torch.arange(SIZES[level]).float().expand(queries, beams, -1), state
-
-    positives = [codes[3:], codes[1:2], codes[:0]]
-    share = prefix_survival(LowFirst(model.quantizer), CodeTrie.build(codes, SIZES), torch.zeros(3, WIDTH), positives, beams=1)
-    assert share.tolist() == [0.5, 0.5, 0.0, 0.0]  # query 0 lost at once, query 1 at level 2; query 2 has no positive
 
 
 def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:
@@ -280,7 +261,7 @@ def test_positives_in_another_tasks_pool_count_where_they_can_be_found(model: Ge
 
 
 def test_known_targets_restrict_the_beams(model: Genius, data: FeatureSet) -> None:
-    told = run(model, data, methods=("genius",), pools=("universal",), target="given", survival=0)
+    told = run(model, data, methods=("genius",), pools=("universal",), target="given")
     kinds = data.pool.modality.numpy()
     for task, direction in zip(told.query_rows, (I, T, P), strict=True):
         rows = told.runs[task, "genius", "universal"][0]
@@ -299,8 +280,6 @@ def test_decodings_are_shared_but_never_across_pools(model: Genius, data: Featur
 def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:
     with pytest.raises(GeniusError, match="unknown method 'bm25'"):
         run(model, data, methods=("bm25",))
-    with pytest.raises(GeniusError, match="needs an encoder that fuses"):
-        run(model, data, methods=("feature-fusion",))
     with pytest.raises(GeniusError, match="none of the tasks nowhere"):
         run(model, data, tasks=("nowhere",))
 

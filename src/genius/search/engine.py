@@ -54,15 +54,33 @@ class Plan(Protocol):
         ...
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
-        """Whether it can serve this request at all."""
+        """Whether it can serve this request at all.
+
+        Args:
+            batch: The queries.
+            k: Candidates per query.
+            params: Settings of the search.
+        """
         ...
 
     def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
-        """Rough milliseconds of this batch; the engine takes the cheapest plan that suits."""
+        """Rough milliseconds of this batch; the engine takes the cheapest plan that suits.
+
+        Args:
+            batch: The queries.
+            k: Candidates per query.
+            params: Settings of the search.
+        """
         ...
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
-        """At least k candidates of every query, while k exist."""
+        """At least k candidates of every query, while k exist.
+
+        Args:
+            batch: The queries.
+            k: Candidates per query.
+            params: Settings of the search.
+        """
         ...
 
 
