@@ -233,7 +233,6 @@ def train_generator(
         run = RunConfig(patience=0, average=0.0, log_every=max(1, config.steps // LOOKS))
         runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed, run)
         run_stage(stage, settings, runtime, folder / "checkpoint")
-        runtime.journal.close()
         if curve is not None:
             lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
             curve += [{name: line[name] for name in ("step", "nats", "code1", "codes")} for line in lines if "loss" in line]

@@ -281,7 +281,6 @@ def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) ->
             run_stage(stage, part, Runtime(make_accelerator("auto"), journal, seed, run), Path(folder) / "checkpoint")
         except TimeUp:
             print(f"{stage.name}: the time was up before its {part.steps} steps were", flush=True)
-        journal.close()
         lines = [json.loads(line) for line in (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()]
     stage.eval()
     if torch.cuda.is_available():

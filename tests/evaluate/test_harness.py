@@ -12,13 +12,14 @@ from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate, methods
-from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder
+from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
 from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.features import Features
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchParams
 from genius.search.beam import beam_search
+from genius.search.decoder import DecoderState
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
 
@@ -183,10 +184,28 @@ def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:
             assert all(1 <= len({tuple(codes[r]) for r in ranked_rows if r >= 0}) <= most for ranked_rows in rows)
 
 
-def test_candidate_recall_bounds_the_hits(model: Genius, data: FeatureSet) -> None:
-    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",))
+def test_survival_and_candidate_recall_agree(model: Genius, data: FeatureSet) -> None:
+    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",), survival=1000)
     for result in found.results:
+        if result.method == "default":
+            assert result.candidate_recall is not None and not result.survival
+            continue
+        assert result.survival == sorted(result.survival, reverse=True) and len(result.survival) == 4
+        assert result.survival[-1] == pytest.approx(result.candidate_recall)  # at full depth they are the same thing
         assert result.candidate_recall is not None and result.metrics["hit@10"] <= result.candidate_recall
+
+
+def test_survival_by_hand(model: Genius) -> None:
+    codes = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
+
+    class LowFirst(NoDecoder):
+        def next_log_probs(self, codes: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
+            queries, beams, level = codes.shape
+            return -torch.arange(SIZES[level]).float().expand(queries, beams, -1), state
+
+    positives = [codes[3:], codes[1:2], codes[:0]]
+    share = prefix_survival(LowFirst(model.quantizer), CodeTrie.build(codes, SIZES), torch.zeros(3, WIDTH), positives, beams=1)
+    assert share.tolist() == [0.5, 0.5, 0.0, 0.0]  # query 0 lost at once, query 1 at level 2; query 2 has no positive
 
 
 def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:

@@ -37,6 +37,7 @@ from genius.types import Modality
 
 PoolScope = Literal["local", "universal"]
 UNIVERSAL = "universal"
+SURVIVAL = ("genius", "no-decoder")  # methods that follow the prefixes of positives
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
     "dense-given": "the same among items of the target modality alone: dense search that is given the target",
@@ -69,6 +70,7 @@ class EvalConfig:
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
+    survival: int = 0  # queries of each search on which the prefixes of positives are followed; 0: none
     queries: int = 0  # use only so many of each task, evenly spread (a quick look); 0: all
     seed: int = 0
     batch: int = 128  # queries decoded at once
@@ -91,6 +93,7 @@ class Result:
     bytes_per_item: float
     touched: float  # items compared one by one, mean over queries
     candidate_recall: float | None  # queries with a positive among the candidates; None: all items are
+    survival: list[float]  # prefixes of positives alive after each level
     main: str  # the metric of the tables, "hit@5"
 
 
@@ -300,7 +303,10 @@ def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, con
     if several:
         label = f"{name}@{beams}"
     search = SEARCHES[name.replace("no-decoder", "genius")]
-    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), most=config.most)
+    sample = 0
+    if name in SURVIVAL:
+        sample = config.survival
+    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample, most=config.most)
 
 
 # -- judging -------------------------------------------------------------------------------------------------------
@@ -393,6 +399,7 @@ def _result(
         bytes_per_item=answer.bytes_per_item,
         touched=float(answer.touched[part].mean()),
         candidate_recall=candidate_recall,
+        survival=answer.survival,
         main=main,
     )
 

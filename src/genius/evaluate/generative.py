@@ -21,10 +21,11 @@ from genius.features import as_numpy
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, rerank
-from genius.search.beam import Beam
+from genius.search.beam import Beam, BeamStep, beam_search
 from genius.search.collection import Collection
 from genius.search.decoder import CodeScorer, DecoderState
 from genius.search.engine import placed
+from genius.search.tensors import tensor_arrays
 from genius.search.types import Candidates, QueryBatch
 
 WARM = 32  # queries that a GPU searches before the clock runs: its first search loads and compiles
@@ -146,6 +147,7 @@ class BeamMethod:
     beams: int = 50
     reranker: str = "none"
     decoder: bool = True  # False: similarity alone scores codes
+    sample: int = 0  # queries on which the survival of positives in the beams is followed level by level
     most: int = 0  # items that are re-ranked, those of the likeliest beams; 0: all
     source: IdSource | None = None  # None: the model under test
 
@@ -167,7 +169,10 @@ class BeamMethod:
             stored += space.dense.shape[1] * space.dense.element_size()
         positives = space.local_positives(pool, queries)
         reached = _reached(candidates.rows, positives)
-        return MethodResult(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
+        answer = MethodResult(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
+        if self.sample:
+            answer.survival = self._survival(space, source, pool, queries, found.trie, positives)
+        return answer
 
     def _collection(self, space: Space, source: IdSource, pool: Pool, trie: CodeTrie) -> Collection:
         vectors = None
@@ -177,6 +182,50 @@ class BeamMethod:
         if self.reranker == "codes" and source.quantizer is not None:
             reconstruct = rerank.Reconstructions(source.quantizer)
         return Collection.of(trie, vectors, device=str(space.device), labelled=source.labelled, reconstruct=reconstruct)
+
+    def _survival(
+        self, space: Space, source: IdSource, pool: Pool, queries: Ints, trie: CodeTrie, positives: Sequence[Sequence[int]]
+    ) -> list[float]:
+        step = max(1, len(queries) // self.sample)
+        picked = np.arange(0, len(queries), step)[: self.sample]
+        codes = source.codes[pool.rows]
+        positive_codes = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
+        batch = source.batch(space, torch.from_numpy(queries[picked]).to(space.device))
+        arrays = tensor_arrays(space.device)
+        z = arrays.put(batch.z)
+        shares = prefix_survival(source.scores_codes, trie, z, positive_codes, self.beams, arrays.put(batch.target))
+        return [float(share) for share in shares]
+
+
+def prefix_survival(
+    generator: Generator | CodeScorer,
+    trie: CodeTrie,
+    z: Tensor,
+    positives: Sequence[Ints],
+    beams: int,
+    target: Tensor | None = None,
+) -> npt.NDArray[np.float64]:
+    """(M,) share of queries with the prefix of some positive among their beams after each level.
+
+    Args:
+        generator, trie, z, beams, target: As in `genius.search.beam.beam_search`.
+        positives: For each query the IDs (n, M) of its positives. Queries without any do not count.
+    """
+    kept = np.zeros((len(z), trie.levels))
+
+    def record(step: BeamStep) -> None:
+        after = step.after
+        for query, codes in zip(after.queries.tolist(), after.codes.cpu().numpy(), strict=True):
+            prefixes = positives[query][:, : after.level]
+            same = (codes[:, None] == prefixes[None]).all(2)  # (beams, positives)
+            kept[query, after.level - 1] = same.any()
+
+    beam_search(generator, trie, z, beams, target=target, on_step=record)
+    judged = [query for query, codes in enumerate(positives) if len(codes)]
+    if not judged:
+        return np.full(trie.levels, np.nan)
+    shares: npt.NDArray[np.float64] = kept[judged].mean(axis=0)
+    return shares
 
 
 def _reached(rows: Ints, positives: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
