@@ -379,7 +379,7 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
     third.deadline = settings.deadline
     lines = train_stage(third, config, config.run, row.seed)
     seconds["stage 3"] = time.monotonic() - begun
-    if len(third.curve) < LOOKS // 2:
+    if len(third.curve) < LOOKS // 4:
         raise TimeUp(f"{len(third.curve)} of {LOOKS} parts of stage 3 were done")
     out: dict[str, Any] = {
         "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
