@@ -614,7 +614,7 @@ def main() -> None:
         "decoder": args.decoder,
         "codes": args.codes,
         "set": fields,
-        "test queries per task": TEST_QUERIES,
+        "test queries per task": args.queries,
     }
     about["command"] = "python -m lab.paper.published OUT.json --fashion FEATURES --icons FEATURES"
     about["processes"] = args.processes
