@@ -187,13 +187,11 @@ def train_baseline(
     return ids, train_generator(ids, world, model, config, curve), world
 
 
-def baseline_method(
-    name: str, ids: Identifiers, generator: Generator, world: _World, beams: int, survival: int = 0
-) -> BeamMethod:
+def baseline_method(name: str, ids: Identifiers, generator: Generator, world: _World, beams: int) -> BeamMethod:
     """The search of a trained baseline, named NAME@BEAMS."""
     codes = ids.codes[world.test_rows.cpu().numpy()]
     source = IdSource(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, labelled=False)
-    return BeamMethod(f"{name}@{beams}", Decodings(), beams, sample=survival, source=source)
+    return BeamMethod(f"{name}@{beams}", Decodings(), beams, source=source)
 
 
 def train_generator(

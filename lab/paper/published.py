@@ -53,13 +53,14 @@ from lab import provenance
 from lab.accuracy import summaries, without
 from lab.paper.baselines import BaselineConfig, baseline_method, train_baseline
 from lab.paper.fair import HEADS_WIDTH, Parts, parts_of, trained_once
+from lab.paper.survival import survival
 
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
 VALIDATION_QUERIES = 600
 SAMPLE = 2000  # pairs and items behind each point of a curve
 TEST_QUERIES = 1000  # of each task, evenly spread
-SURVIVAL = 300  # queries whose positives are followed through the beams
+SURVIVAL = 200  # queries of each task whose positives are followed through the beams
 AT_ONCE = 512  # queries searched together
 HEADS: dict[str, Any] = {
     "encoder.train": "heads",
@@ -378,7 +379,7 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
     third.deadline = settings.deadline
     lines = train_stage(third, config, config.run, row.seed)
     seconds["stage 3"] = time.monotonic() - begun
-    if len(third.curve) < LOOKS // 2:
+    if len(third.curve) < LOOKS // 4:
         raise TimeUp(f"{len(third.curve)} of {LOOKS} parts of stage 3 were done")
     out: dict[str, Any] = {
         "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
@@ -399,6 +400,8 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
     best = {name: tensor.detach().clone() for name, tensor in third.state_dict().items()}
     third.load_state_dict(third.last)
     out["last"] = measured(assemble(config, second, third), parts.test, row, ("universal",), settings.queries, codes=True)
+    beams = max(row.beams)
+    out["survival"] = {"beams": beams, "levels": survival(assemble(config, second, third), parts.test, beams, SURVIVAL)}
     if row.part in ("published", "paper"):
         torch.save(third.state_dict(), settings.work / f"third-{row.part}-{row.data}-{row.seed}.pt")
         out["last"]["local"] = measured(
@@ -443,23 +446,20 @@ def measured(
     codes: bool = False,
     extra: list[Any] | None = None,
 ) -> dict[str, Any]:
-    """method -> hit@5, share of dense, survival of positives in the beams."""
+    """method -> hit@5, share of dense, and how often a positive is among the candidates."""
     methods: tuple[str, ...] = ("dense",)
     if codes:
         methods += ("codes", "score-fusion")
     if not row.baseline:
         methods += ("genius", "genius-r")
     fixed: dict[str, Any] = {"pools": pools, "depth": 10, "bootstrap": 0, "reference": "", "batch": AT_ONCE}
-    config = EvalConfig(methods=methods, beams=row.beams, survival=SURVIVAL, queries=queries, **fixed)
+    config = EvalConfig(methods=methods, beams=row.beams, queries=queries, **fixed)
     found = evaluate(model, test, config, extra=extra or [])
     out: dict[str, Any] = {}
     for method, values in summaries(found):
         results = [result for result in found.results if result.method == method]
         out[method] = values
         out[method]["queries"] = sum(result.queries for result in results)
-        alive = [result.survival for result in results if result.survival]
-        if alive:
-            out[method]["survival"] = rounded(torch.tensor(alive).mean(0))
         reached = [result.candidate_recall for result in results if result.candidate_recall is not None]
         if reached:
             out[method]["candidate_recall"] = round(sum(reached) / len(reached), 4)
@@ -486,7 +486,7 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
     ids, generator, world = train_baseline(row.baseline, model, parts.train, parts.test, config, curve)
     seconds["training"] = time.monotonic() - begun
     begun = time.monotonic()
-    methods = [baseline_method(row.baseline, ids, generator, world, beams, SURVIVAL) for beams in row.beams]
+    methods = [baseline_method(row.baseline, ids, generator, world, beams) for beams in row.beams]
     found = measured(model, parts.test, row, ("universal",), settings.queries, extra=methods)
     seconds["search"] = time.monotonic() - begun
     config_out = {"steps": steps, "batch": batch, "lr": config.lr, "level_sizes": list(ids.level_sizes)}
@@ -614,7 +614,7 @@ def main() -> None:
         "decoder": args.decoder,
         "codes": args.codes,
         "set": fields,
-        "test queries per task": TEST_QUERIES,
+        "test queries per task": args.queries,
     }
     about["command"] = "python -m lab.paper.published OUT.json --fashion FEATURES --icons FEATURES"
     about["processes"] = args.processes
