@@ -40,8 +40,8 @@ class Vectors(Protocol):
         """(n,) rows -> (n, D) float32."""
         ...
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Array]]:
-        """First row and (n, D) float32, n <= `size`, of consecutive blocks that cover all rows in order."""
+    def blocks(self) -> Iterator[tuple[int, Array]]:
+        """First row and (n, D), as `Arrays.products` reads them, of consecutive blocks that cover all rows in order."""
         ...
 
 
