@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from genius.search.tensor_cells import TensorCells
 
 ITEMS = 256  # of a cell, looked up together
 WARPS = 4
@@ -49,13 +46,13 @@ def _look_up(  # type: ignore[no-untyped-def]
 
 
 def look_up(
-    tables: Tensor, index: TensorCells, cells: Tensor, cell_scores: Tensor, ends: Tensor, allowed: Tensor | None, out: Tensor
+    tables: Tensor, index: Any, cells: Tensor, cell_scores: Tensor, ends: Tensor, allowed: Tensor | None, out: Tensor
 ) -> None:
     """Write the scores of all items of the probed cells into their slots.
 
     Args:
         tables: (Q, S, 16) what each code adds.
-        index: With the codes.
+        index: `TensorCells`.
         cells: (Q, P) that are probed.
         cell_scores: (Q, P).
         ends: (Q, P) slots up to the end of each.
