@@ -77,7 +77,7 @@ class Run:
         return cls(data, config, work, device)
 
     def runtime(self) -> Runtime:
-        journal = Journal(self.work / "training", quiet=True, tensorboard=False, active=True)
+        journal = Journal(self.work / "training", quiet=True)
         return Runtime(OneProcess(self.device), journal, self.config.seed, self.config.run)
 
     def train(self) -> tuple[Trained, float]:
@@ -87,14 +87,12 @@ class Run:
         start = time.monotonic()
         trained = train_stages(settled, self.data.train, runtime, self.work / "training")
         seconds = round(time.monotonic() - start, 2)
-        runtime.journal.close()
         return trained, seconds
 
     def split(self, heads: Heads | None) -> Split:
         """Training and held-out queries in the features that the fusion reads."""
         runtime = self.runtime()
         parts = hold_out(settle_sizes(self.config, self.data.train, runtime), self.data.train, runtime)
-        runtime.journal.close()
         if heads is None:
             return parts
         return parts.map(lambda part: through_heads(heads, part))
