@@ -407,7 +407,9 @@ def measure(args: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         device = "cuda"
     waited = time.monotonic()
-    while not (args.work / "trained").exists() and time.monotonic() - waited < PATIENCE:
+    while not (args.work / "trained").exists():
+        if (args.work / "ended").exists() or time.monotonic() - waited > PATIENCE:
+            raise SystemExit(f"no training ended in {args.work}")
         time.sleep(WAIT)
     run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device)
     about = {

@@ -220,6 +220,9 @@ def evaluate_command(
     cache: Annotated[Path | None, typer.Option(help="Folder that caches extracted features.")] = None,
     device: DeviceOption = "auto",
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 128,
+    precision: Annotated[str, typer.Option(help="Precision of the encoder: fp32, bf16 or fp16.")] = "fp32",
+    workers: Annotated[int, typer.Option(metavar="N", min=0, help="Processes that decode images. 0: threads.")] = 0,
+    encode_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images or texts per encoder call.")] = 64,
     seed: Annotated[int, typer.Option(help="Random seed of prompts, bootstrap and significance tests.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "",
     listing: Annotated[bool, typer.Option("--list", help="List the methods and exit.", is_eager=True, callback=_list)] = False,
@@ -233,6 +236,7 @@ def evaluate_command(
     Example:
       genius eval bundled:mini mbeir:M-BEIR --beams 30,50 -o results
     """
+    from genius.data.extract import ExtractConfig
     from genius.encoders.base import find_device
     from genius.evaluate import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
@@ -241,11 +245,23 @@ def evaluate_command(
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
         raise GeniusError("--target must be unknown or given; --pools must be local, universal or both")
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise GeniusError("--precision must be fp32, bf16 or fp16")
+    encoding = ExtractConfig(batch_size=encode_batch, precision=precision, workers=workers)  # type: ignore[arg-type]
     device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
     with feature_progress() as progress:
         source = Source(
-            dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress
+            dataset,
+            split,
+            seed=seed,
+            queries=queries,
+            candidates=candidates,
+            cache=cache,
+            device=device,
+            progress=progress,
+            encoding=encoding,
+            note=say,
         )
         data = load_features(source, loaded, model)
         extra: list[Any] = [*other_encoders(named(dense), source, data)]
