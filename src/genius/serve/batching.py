@@ -183,7 +183,6 @@ class Batcher(Generic[J, R]):
         run: Takes jobs of one group, returns one result or exception each.
         max_batch: Most jobs of a pass.
         queue_size: Jobs that may wait.
-        linger_s: How long a pass waits for more jobs.
         pass_s: Target duration of a pass; batches of a lane shrink to keep it.
         workers: Threads.
         group: Jobs with equal groups may share a pass.
@@ -199,7 +198,6 @@ class Batcher(Generic[J, R]):
         *,
         max_batch: int,
         queue_size: int,
-        linger_s: float = 0.0,
         pass_s: float = float("inf"),
         workers: int = 1,
         group: Callable[[J], Hashable] = lambda job: None,
@@ -214,7 +212,6 @@ class Batcher(Generic[J, R]):
         self._on_batch = on_batch
         self._max_batch = max_batch
         self._queue_size = queue_size
-        self._linger_s = linger_s
         self._pass_s = pass_s
         self._cautious = frozenset(cautious)
         self._queue: FairQueue[_Waiting[J, R]] = FairQueue()
@@ -306,23 +303,12 @@ class Batcher(Generic[J, R]):
     def _take(self) -> tuple[str, list[tuple[str, _Waiting[J, R]]]] | None:
         """Wait for work: a lane and its next jobs with their owners. None when closing and empty."""
         with self._changed:
-            while True:
-                while not self._queue:
-                    if self._closing:
-                        return None
-                    self._changed.wait()
-                self._linger()
-                if self._queue:  # another worker may have been quicker
-                    self._idle -= 1
-                    return self._queue.take(lambda lane: self._size(lane).most, self._alike)
-
-    def _linger(self) -> None:
-        """Wait a moment for more jobs, with the lock held."""
-        until = time.monotonic() + self._linger_s
-        while len(self._queue) < self._max_batch and not self._closing:
-            left = until - time.monotonic()
-            if left <= 0 or not self._changed.wait(left):
-                return
+            while not self._queue:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            self._idle -= 1
+            return self._queue.take(lambda lane: self._size(lane).most, self._alike)
 
     def _alike(self, one: _Waiting[J, R], other: _Waiting[J, R]) -> bool:
         return self._group(one.job) == self._group(other.job)

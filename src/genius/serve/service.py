@@ -19,7 +19,7 @@ from genius.index import Index
 from genius.index.opened import Replaced
 from genius.index.target import Target
 from genius.search import SearchRequest
-from genius.serve.auth import Caller, KeyRing, Keys
+from genius.serve.auth import Caller, Keys
 from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
 from genius.serve.bodies import Arrivals, check_images, decode_base64, decode_image
@@ -55,11 +55,9 @@ class Service:
         keys: API keys; none: an open service.
     """
 
-    def __init__(self, collections: Mapping[str, Index], config: ServeConfig, keys: Keys | KeyRing) -> None:
+    def __init__(self, collections: Mapping[str, Index], config: ServeConfig, keys: Keys) -> None:
         self.config = config
-        if isinstance(keys, Keys):
-            keys = KeyRing(keys)
-        self.ring = keys
+        self.keys = keys
         self.metrics = Metrics()
         self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
         self.backends: dict[str, Backend] = {}
@@ -76,7 +74,6 @@ class Service:
             _run,
             max_batch=config.max_batch,
             queue_size=config.queue_size,
-            linger_s=config.linger_ms / 1000,
             pass_s=config.pass_s,
             group=lambda job: job.group,
             lane=lambda job: job.lane,
@@ -89,10 +86,6 @@ class Service:
         self.draining = False  # no new work
         self.drained = True  # False after a close that had to leave something unfinished
         self.metrics.queue.set_function(lambda: self.batcher.depth)
-
-    @property
-    def keys(self) -> Keys:
-        return self.ring.current()
 
     @property
     def backend(self) -> Backend:
