@@ -385,12 +385,12 @@ class Backend:
         """A sample of items on a plane, and where these lie on it."""
         plane, alive = self.planes.now()
         if plane is None:
-            return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
+            return MapResponse(count=0, items=[], found=[])
         found = []
         if ids:
             found = [self._placed(at) for at in self.planes.locate(plane, ids)]
         items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), method="pca", drawing=False, items=items, found=found)
+        return MapResponse(count=len(alive), items=items, found=found)
 
     def close(self) -> None:
         self.index.close()

@@ -262,8 +262,6 @@ class PlacedOut(BaseModel):
 
 class MapResponse(BaseModel):
     count: int = Field(description="Items in the index.")
-    method: Literal["umap", "pca"] = Field(description="How the coordinates were computed: `pca`, by principal components.")
-    drawing: bool = Field(description="Always false; earlier versions drew a better map in the background.")
     items: list[PlacedOut] = Field(description="A sample of the index.")
     found: list[PlacedOut] = Field(description="The items of `at`.")
 
