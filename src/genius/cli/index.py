@@ -577,7 +577,6 @@ def _as_json(shown: DemoResult) -> dict[str, Any]:
 @command
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder to create.")] = Path("demo.genius"),
-    sheet: Annotated[Path, typer.Option(help="Contact sheet to draw.")] = Path("demo.png"),
     model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Index about this many items. 0: all.")] = 0,
     device: DeviceOption = "auto",
@@ -585,10 +584,10 @@ def demo(
 ) -> None:
     """Index and search about 11,600 drawings, without any download.
 
-    Writes a contact sheet of results. A second run re-uses the index.
+    A second run re-uses the index.
     """
     from genius.cli.common import phases
-    from genius.demo import contact_sheet, demo_items, run_showcase
+    from genius.demo import demo_items, run_showcase
     from genius.index import Index
     from genius.model.genius import Genius
 
@@ -601,10 +600,8 @@ def demo(
         with phases() as tell:
             index.add(items, on_progress=lambda report: tell("indexing", report.added + report.existing, len(items)))
     shown = run_showcase(index, collection)
-    contact_sheet(shown, sheet)
     if as_json:
-        body = {"index": str(output), "items": index.count(), "sheet": str(sheet)}
-        emit({**body, "searches": [_as_json(s) for s in shown]})
+        emit({"index": str(output), "items": index.count(), "searches": [_as_json(s) for s in shown]})
         return
     for s in shown:
         parts = []
@@ -615,7 +612,7 @@ def demo(
         print(f"\n{s.title}:  {' + '.join(parts)}")
         for hit in s.hits[:5]:
             print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
-    print(f"\n{output} holds {counted(index.count(), 'item')}; queries and results are drawn in {sheet}. Next:")
+    print(f"\n{output} holds {counted(index.count(), 'item')}. Next:")
     print(f'  genius search {output} --text "a sad face" --target image')
     print(f"  genius explain {output} --text umbrella        # how the ID is generated, code by code")
     print(f"  genius serve {output}                          # a page: open http://127.0.0.1:8000")
