@@ -15,15 +15,24 @@ from genius.search.params import WORDS_WEIGHT
 
 TargetName = Literal["image", "text", "pair"]
 AnyTarget = Literal["image", "text", "pair", "any"]
+EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 Mode = Literal["similarity", "words", "hybrid"]
 HARD_MAX_K = 1000
 MAX_WIDTH = 16_384  # of vectors
 
 # Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot stand in a URL at all.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_FIELD = re.compile(r"[^\W\d_]\w{0,63}")
 
 ItemId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-Scalar = bool | int | float | str | list[str] | None  # of metadata; the index checks names and values
+Scalar = (
+    Annotated[bool, Field(strict=True)]
+    | Annotated[int, Field(strict=True, ge=-EXACT, le=EXACT)]
+    | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    | Annotated[str, StringConstraints(strict=True, max_length=10_000)]
+    | Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=10_000)]], Field(max_length=256)]
+    | None
+)
 
 
 def check_id(value: str) -> str:
@@ -138,6 +147,29 @@ class ItemBody(Strict):
     )
 
     _texts = field_validator("text")(_no_nul)
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _exact(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value  # pydantic says what is wrong
+        for name, content in value.items():
+            if isinstance(content, int) and abs(content) > EXACT:  # else it would pass as an inexact float
+                raise ValueError(f"{str(name)[:80]!r} is beyond 2^53: send it as a string")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, content in value.items():
+            if not _FIELD.fullmatch(name):
+                raise ValueError(f"{name[:80]!r} is not a field name: a letter, then letters, digits or _, at most 64")
+            if isinstance(content, str):
+                _no_nul(content)
+            if isinstance(content, list):
+                for entry in content:
+                    _no_nul(entry)
+        return value
 
     @model_validator(mode="after")
     def _has_content(self) -> ItemBody:
