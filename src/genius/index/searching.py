@@ -361,9 +361,12 @@ def _run(live: Live, search: _Search) -> list[_Ranked]:
 def _first_biases(engine: SearchEngine, search: _Search, rows: NDArray[np.int64]) -> list[float]:
     """Item bias of the first hit of each query, as far as the probability of an answer is wanted."""
     modality = search.queries.modality
-    if search.confidence is None or not search.params.item_bias or modality is None or engine.item_bias is None:
+    if search.confidence is None or modality is None:
         return [0.0] * len(rows)
-    taken: list[float] = engine.item_bias.take(as_numpy(modality).astype(np.int64), rows[:, :1])[:, 0].tolist()
+    bias = engine.bias_for(search.params)
+    if bias is None:
+        return [0.0] * len(rows)
+    taken: list[float] = bias.take(as_numpy(modality).astype(np.int64), rows[:, :1])[:, 0].tolist()
     return taken
 
 

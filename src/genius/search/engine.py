@@ -24,7 +24,7 @@ from genius.errors import GeniusError
 from genius.features import as_numpy, check_finite
 from genius.optional import LazyPart, import_torch
 from genius.search import rerank
-from genius.search.arrays import Floats, Ints
+from genius.search.arrays import HOST, Arrays, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.flat import Flat
 from genius.search.item_bias import ItemBias
@@ -175,6 +175,25 @@ class SearchEngine:
         return made
 
     @cached_property
+    def code_bias(self) -> ItemBias | None:
+        """What is taken off scores made of codes: the part of the item bias that held-out queries have judged for them."""
+        if self.item_bias is None or self.bias_bank is None:
+            return None
+        return self.item_bias.for_codes(self.bias_bank)
+
+    def bias_for(self, params: SearchParams) -> ItemBias | None:
+        """What a search takes off the scores of items.
+
+        Args:
+            params: How to search.
+        """
+        if not params.item_bias:
+            return None
+        if params.reranker in ("codes", "none") or self.collection.by_codes:
+            return self.code_bias
+        return self.item_bias
+
+    @cached_property
     def beam(self) -> Beam:
         """The beam search; its trie is merged with what was added when it is first needed."""
         import_torch("a beam search")
@@ -217,6 +236,7 @@ class SearchEngine:
         new = copy.copy(self)
         new.__dict__.pop("beam", None)
         new.__dict__.pop("item_bias", None)
+        new.__dict__.pop("code_bias", None)
         new.__dict__.pop("_background_sample", None)
         computed = "item_bias" in self.__dict__ or self._bias_before is None
         if computed:
@@ -263,7 +283,7 @@ class SearchEngine:
                 collection lacks what the plan or the re-ranker needs.
         """
         params = params or SearchParams()
-        batch = self._batch(z, k, dense, target, allowed, modality if params.item_bias else None)
+        batch = self._batch(z, k, dense, target, allowed, modality, params)
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
             return self._ranked(batch, Candidates.empty(len(batch)), k, params, plan)
@@ -297,21 +317,24 @@ class SearchEngine:
 
     def _ranked(self, batch: QueryBatch, found: Candidates, k: int, params: SearchParams, plan: Plan) -> SearchResult:
         """The best k candidates by the re-ranker."""
-        scores = as_numpy(rerank.find(params.reranker)(batch, found, self.collection))
-        if scores.shape != found.rows.shape:
-            shapes = f"{scores.shape} for candidates {found.rows.shape}"
+        arrays: Arrays = HOST
+        if self.collection.stored is not None:
+            arrays = self.collection.stored.arrays
+        scores = arrays.put(rerank.find(params.reranker)(batch, found, self.collection))
+        if tuple(scores.shape) != found.rows.shape:
+            shapes = f"{tuple(scores.shape)} for candidates {found.rows.shape}"
             raise GeniusError(f"the re-ranker {params.reranker!r} gave scores of shape {shapes}")
         if params.reranker != "none":
             prior = batch.prior(found.rows, self.collection.modality)
             if prior is not None:
-                scores = scores + prior
+                scores = scores + arrays.put(prior)
         elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
             bias = batch.item_bias.take(batch.modality, found.rows)
-            scores = scores - np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias
-        undefined = np.isnan(scores)
-        if undefined.any() and (undefined & (found.rows >= 0)).any():
+            scores = scores - arrays.put(np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias)
+        undefined = scores != scores
+        if undefined.any() and (arrays.host(undefined) & (found.rows >= 0)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
-        rows, values = rerank.top_k(found.rows, scores, k)
+        rows, values = rerank.top_k(found.rows, scores, k, arrays)
         return SearchResult(rows, values, found.considered, plan.name)
 
     def _with_modality(self, batch: QueryBatch) -> QueryBatch:
@@ -390,7 +413,9 @@ class SearchEngine:
 
     # -- input -------------------------------------------------------------------------------------------------
 
-    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any, modality: Any = None) -> QueryBatch:
+    def _batch(
+        self, z: Any, k: int, dense: Any, target: Any, allowed: Any, modality: Any = None, params: SearchParams | None = None
+    ) -> QueryBatch:
         """Queries, checked."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise GeniusError(f"k must be at least 1, got {k!r}")
@@ -402,9 +427,12 @@ class SearchEngine:
             raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")
         known = self._target(target, len(z))
         visible = self._allowed(allowed, len(z))
-        if modality is None or self.item_bias is None:
+        bias = None
+        if modality is not None:
+            bias = self.bias_for(params or SearchParams())
+        if bias is None:
             return QueryBatch(z, compared, known, None, visible)
-        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), self.item_bias)
+        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), bias)
 
     def _vectors(self, vectors: Any, name: str) -> Floats:
         shape = getattr(vectors, "shape", None)
