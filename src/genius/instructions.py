@@ -67,7 +67,8 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "represents illustrates answers answer answering talks talking clarifies says say same similar alike "
         "resembling resembles identical right best correct suitable fitting appropriate good most closest nearest "
         "relevant proper related exact other further more thing things something one ones kind sort anything "
-        "everything subject object product goods model line use using based here there now just only also both each together along asks ask "
+        "everything subject object product goods model line use using based here there now just only also both each "
+        "together along asks ask "
         "let wanted needed question questions love make put written read stands stand evidence made combined "
         "accompanied following described given provided means meaning said reply replies drawn reference shown "
         "displayed attached above below uploaded submitted query input including containing alongside beside next "
@@ -315,9 +316,7 @@ def _target(
     return first.modality
 
 
-def _wants_entry(
-    words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality
-) -> bool:
+def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality) -> bool:
     """Whether something with parts is wanted: *entries with a picture*, *the page that this photo is from*.
 
     It is the first noun that may be wanted; and parts are named, shown and described, or the query is an image, which is one.
