@@ -206,7 +206,7 @@ def duplicates(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find near-duplicates: the same photo twice, resized, or compressed again, with and without a caption.
+    """Find near-duplicates: the same photo twice, resized, or compressed again.
 
     Objects of one shape in different colours are not duplicates.
 

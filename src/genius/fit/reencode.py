@@ -46,7 +46,7 @@ from genius.index.folder import (
     take_name,
 )
 from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous_of, remove, replacement_of, write_origin
-from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows, whole_schema
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows
 from genius.index.searching import item_of_row
 from genius.model.genius import Genius
 from genius.types import Item
@@ -315,7 +315,7 @@ class _Run:
 
         self.say("writing the new index")
         self.count = 0
-        schema = whole_schema(reader)
+        schema = reader.schema
         sizes = {"_codes": model.quantizer.config.levels, "_embedding": model.config.width}
         for name, size in sizes.items():
             old = schema.field(name)

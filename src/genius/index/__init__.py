@@ -28,15 +28,12 @@ from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.index import cache, learned, names, opened, searching, words, writing
 from genius.index.folder import (
-    FORMAT,
     About,
     WriteLock,
-    about_of,
     clear,
     describe_index,
     open_or_create,
     read_about,
-    upgrade,
     write_inside,
 )
 from genius.index.learned import Learned
@@ -1063,11 +1060,6 @@ class Index:
         """Alone among writers; what is written inside counts, as a whole and on the disk, when the block ends."""
         self.check_writable()
         with self.write_lock.hold():
-            if self.about.format < FORMAT:
-                about = about_of(self.path)  # another process may have done it meanwhile
-                self.about = about
-                if about.format < FORMAT:
-                    self.about = upgrade(self.path, about, self.store)
             self.refuse_another()
             if not self._swept:
                 clear(self.path, self.about)

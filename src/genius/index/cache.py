@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.files import parse_json
 from genius.index.commit import DATA_FILE, data_files, table_folder
 from genius.index.extents import Extents, Finder
 from genius.index.ledger import file_sum, seal, size_in, unseal
@@ -334,18 +333,13 @@ def load(folder: Path, key: CacheKey) -> Base | None:
 
 
 def read_base(folder: Path) -> dict[str, Any]:
-    """What `base.json` says; a ValueError if it is not as it was written."""
-    return unseal(_base_text(folder))
+    """What `base.json` says; a ValueError if it is not as it was written.
 
-
-def format_of(folder: Path) -> int:
-    """The format of a cache, also of one that this version cannot read."""
-    return int(parse_json(_base_text(folder))["format"])
-
-
-def _base_text(folder: Path) -> str:
+    Args:
+        folder: Of the cache.
+    """
     with (folder / BASE).open("rb") as file:
-        return file.read(MAX_SMALL).decode()
+        return unseal(file.read(MAX_SMALL).decode())
 
 
 def _load_trie(folder: Path, files: Mapping[str, str], level_sizes: tuple[int, ...], top: int) -> CodeTrie:

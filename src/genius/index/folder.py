@@ -1,8 +1,7 @@
 """The index folder: `genius.json` says which model an index belongs to; the table and its ledger lie next to it.
 
-Knows how a folder becomes an index, how an index of an earlier format becomes one of today's, how it refuses another model;
-that one writer at a time works in it, on every system, and how one folder takes the place of another (`swap`): a kill at any
-moment leaves one of the two under the name.
+Knows how a folder becomes an index, how it refuses another model, that one writer at a time works in it, on every system, and how
+one folder takes the place of another (`swap`): a kill at any moment leaves one of the two under the name.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 # where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
 _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
 FORMAT = 2
-"""Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
+"""Of the folder; see docs/trust.md."""
 
 CODES_FORMAT = 3
 """Of a folder that stores codes and no vectors; otherwise as 2."""
@@ -210,34 +209,24 @@ def clear(folder: Path, about: About) -> None:
             if path.name.startswith(HALF) or LIBRARY_HALF.fullmatch(path.name):
                 remove(path, folder)
     for path in siblings(folder):
-        if re.search(r"\.refit-\d+(-old)?$", path.name) and is_sibling(path, folder, about.id):
+        if re.search(r"\.refit-\d+$", path.name) and is_sibling(path, folder, about.id):
             remove(path, folder, about.id)
-    record = folder.with_name(f".{folder.name}.swap.json")  # earlier versions wrote one
-    if record.is_file() and not record.is_symlink():
-        record.unlink(missing_ok=True)
 
 
 def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
     """The new and the old folder of a swap that was broken off between its two renames; None if there is none.
 
-    Raises:
-        GeniusError: An earlier version broke it off: nothing in its folders proves that they belong to this name.
+    Args:
+        folder: The name that neither has.
     """
     if folder.is_symlink() or folder.exists():
         return None
+    old = previous_of(folder)
     for fresh in siblings(folder):
-        if re.search(r"\.refit-\d+$", fresh.name) is None or fresh.is_symlink() or not _holds_index(fresh):
-            continue
         owner = origin_of(fresh)
-        old = previous_of(folder)
-        if owner is None:
-            old = fresh.with_name(f"{fresh.name}-old")
-            if not old.is_symlink() and _holds_index(old):
-                raise GeniusError(
-                    f"{folder} was being replaced by an earlier version, and that was broken off: look at {fresh} (new) and "
-                    f"{old} (as it was), and rename the one that you trust to {folder.name}"
-                )
-        elif is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
+        if owner is None or re.search(r"\.refit-\d+$", fresh.name) is None or not _holds_index(fresh):
+            continue
+        if is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
             return fresh, old
     return None
 
@@ -341,9 +330,9 @@ def read_about(folder: Path) -> About | None:
     try:
         body = parse_json(text)
         number = body.get("format")
-        if number not in (1, FORMAT, CODES_FORMAT):
-            raise GeniusError(f"{folder} has index format {number!r}; this version reads 1 to {CODES_FORMAT}")
-        return About.from_dict(body if number == 1 else unseal(text))
+        if number not in (FORMAT, CODES_FORMAT):
+            raise GeniusError(f"{folder} has index format {number!r}; this version reads {FORMAT} and {CODES_FORMAT}")
+        return About.from_dict(unseal(text))
     except GeniusError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -376,12 +365,18 @@ def about_of(folder: Path) -> About:
 
 
 def open_store(folder: Path, about: About, durable: bool = True) -> Store:
-    """The table of an index; since format 2 its ledger must be there, too."""
-    if about.format > 1 and not (folder / LEDGER).is_file():
+    """The table of an index; refused if its files are not as they were written.
+
+    Args:
+        folder: Of the index.
+        about: What `genius.json` says of it.
+        durable: Whether a change waits for the disk.
+    """
+    if not (folder / LEDGER).is_file():
         raise Damaged(f"{folder} is damaged: {LEDGER} is missing; genius repair {folder}")
     store = Store.open(folder, durable)
     state = store.ledger.read()
-    if state is not None and about.format > 1 and dict(state.about) != about.to_dict():
+    if state is not None and dict(state.about) != about.to_dict():
         raise Damaged(f"{folder} is damaged: {ABOUT} and {LEDGER} are not of the same index; genius repair {folder}")
     return store
 
@@ -413,15 +408,6 @@ def open_or_create(
     if (about.levels, about.width) != (config.level_sizes, config.width):
         raise Damaged(f"{folder} is damaged: the level sizes in {ABOUT} differ from those of its model; genius repair {folder}")
     return about, loaded, open_store(folder, about, durable)
-
-
-def upgrade(folder: Path, about: About, store: Store) -> About:
-    """Format 1 -> 2: a column for checksums of new rows, a ledger of the files that are there. The caller holds the lock."""
-    store.prepare_sums()
-    newer = replace(about, format=FORMAT)
-    store.begin_ledger(newer.to_dict())
-    write_about(folder, newer, store.durable)  # last: until then it is of format 1
-    return newer
 
 
 def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]:

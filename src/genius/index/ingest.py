@@ -19,7 +19,7 @@ from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
 from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row, spelled
-from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
+from genius.index.names import common_root, deleted_ids, file_id, keep_deleted, real_path, root_of
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
 from genius.pictures import exif_of
@@ -112,8 +112,7 @@ def ingest(
     started = time.monotonic()
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
-    names = names_in(index, paths, TABLE_SUFFIXES)
-    files = list(find_files(paths, config, report, names))
+    files = list(find_files(paths, config, report, root_of(index, paths, TABLE_SUFFIXES)))
     columns = index.consistent(lambda: index.reader().columns)
     items = read_items(files, config, report, tell, columns)
     changed = changed_items(index, items, seen, report, tell, config.undelete)
@@ -151,7 +150,7 @@ def _count(report: IngestReport, total: AddReport) -> None:
 
 
 def find_files(
-    paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames | None = None
+    paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, root: Path | None = None
 ) -> Iterator[SourceFile]:
     """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed.
 
@@ -159,31 +158,30 @@ def find_files(
         paths: Files and folders.
         config: How files become items.
         report: Takes what is not indexed.
-        names: Ids of files; None: those of a new index.
+        root: Folder that ids are relative to; None: that of a new index.
     """
     if not paths:
         raise GeniusError("name at least one file or folder to index")
-    names = names or names_for(paths)
     seen_paths: set[str] = set()
-    for file in _find(paths, config, report, names):
+    for file in _find(paths, config, report, root or common_root(paths)):
         if file.source not in seen_paths:  # the same file may be below two of the paths
             seen_paths.add(file.source)
             yield file
 
 
-def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[SourceFile]:
+def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, top: Path) -> Iterator[SourceFile]:
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield SourceFile(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
+            yield SourceFile(root, file_id(real_path(root), top), root.parent.resolve(), _caption_of(root, config))
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
                 seen = [p for p in seen if not _leads_out(p, root, report)]
             files = [p for p in seen if p.is_file()]
-            yield from _pair_up(root.resolve(), files, config.captions, report.ignored, names)
+            yield from _pair_up(root.resolve(), files, config.captions, report.ignored, top)
         else:
             raise GeniusError(f"no such file or folder: {given}")
 
@@ -206,7 +204,7 @@ def _caption_of(path: Path, config: IngestConfig) -> Path | None:
     return next((text for text in sorted(caption_paths) if text.is_file()), None)
 
 
-def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[SourceFile]:
+def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], top: Path) -> Iterator[SourceFile]:
     with_image: set[Path] = set()
     caption_of: dict[Path, Path] = {}
     if captions:
@@ -218,7 +216,7 @@ def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[s
         if type_ is None:
             ignored[path.suffix.lower() or path.name] += 1
             continue
-        name = names.of(real_path(path))
+        name = file_id(real_path(path), top)
         if type_ == "image":
             yield SourceFile(path, name, folder, caption_of.get(stem))
         elif type_ == "table" or stem not in with_image:

@@ -8,7 +8,7 @@ Beside an index `NAME` there may be
 
     .NAME.previous         what the last replacement (a refit, `genius reencode`) put aside: one generation, removed by the next
     .NAME.refit-PID        a replacement that is being written
-    .NAME.PID-HEX          a snapshot to `NAME` that is being written
+    .NAME.snapshot         a snapshot to `NAME` that is being written
 
 each of which has a file `origin.json` with the id of the index that it was made from, or (`.NAME.previous`) had it there.
 """
@@ -136,6 +136,11 @@ def replacement_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.refit-{os.getpid()}")
 
 
+def snapshot_of(folder: Path) -> Path:
+    """Where a snapshot is written that is to become `folder`."""
+    return folder.with_name(f".{folder.name}.snapshot")
+
+
 def siblings(folder: Path) -> list[Path]:
     """Folders next to an index with names that only replacements and snapshots give."""
     parent = folder.absolute().parent
@@ -146,7 +151,7 @@ def siblings(folder: Path) -> list[Path]:
 
 
 def _pattern(folder: Path) -> re.Pattern[str]:
-    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+(-old)?|\d+-[0-9a-f]{{8}})")
+    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+|snapshot)")
 
 
 def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:

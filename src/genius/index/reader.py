@@ -294,7 +294,7 @@ def refuse_other_columns(schema: Any) -> None:
     found = {field.name: field.type for field in schema}
     for field in item_schema(1, 1):
         there = found.get(field.name)
-        if there is None and field.name in ("id", "_seq", "_codes"):
+        if there is None and field.name in ("id", "_seq", "_codes", SUM):
             raise GeniusError(f"the table has no column {field.name!r}: it is not one of an index")
         wanted: Any = field.type
         same = there == wanted
@@ -312,16 +312,6 @@ def _matrix(column: Any) -> np.ndarray:
 
 
 # -- rows on their way into another table: a copy, what a repair brings back, a collection that is fitted anew ------------------
-
-
-def whole_schema(reader: Reader) -> Any:
-    """The table's schema, with a column for checksums also where the table is too old to have one."""
-    import pyarrow as pa
-
-    schema = reader.schema
-    if SUM in schema.names:
-        return schema
-    return schema.append(pa.field(SUM, pa.int64()))
 
 
 class Tally:
@@ -358,12 +348,13 @@ def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBat
 
 
 def sound(batch: pa.RecordBatch) -> np.ndarray:
-    """(n,) which rows have their own checksum. Rows of before there were checksums are taken as they are."""
-    if SUM not in batch.schema.names:
-        return np.ones(batch.num_rows, bool)
-    noted = batch.column(SUM)
-    same = row_sums(batch) == noted.fill_null(0).to_numpy(zero_copy_only=False)
-    return np.asarray(same | noted.is_null().to_numpy(zero_copy_only=False))
+    """(n,) which rows have their own checksum.
+
+    Args:
+        batch: Whole rows.
+    """
+    noted = batch.column(SUM).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.asarray(row_sums(batch) == noted)
 
 
 def resealed(batches: Iterator[pa.RecordBatch], schema: Any, first_seq: int | None = None) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ from genius.index.vectors import features_of_queries
 from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.model.embedding import Embedded
-from genius.search import SearchEngine, SearchParams, SearchRequest
+from genius.search import SearchRequest
 from genius.search.arrays import Array
 from genius.search.params import MAX_K
 from genius.types import Item, Modality, Query
@@ -66,14 +66,16 @@ class QueryVectors:
                 object.__setattr__(self, name, as_numpy(value))
 
     def check(self, width: int) -> None:
-        """Vectors of this width, and one target for each."""
+        """Refuse anything but vectors of this width, and one target for each.
+
+        Args:
+            width: Of stored vectors.
+        """
         for name, vectors in (("z", self.z), ("dense", self.dense)):
             if vectors is None and name == "dense":
                 continue
             if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f":
-                shown = type(vectors).__name__
-                if isinstance(vectors, np.ndarray):
-                    shown = str(tuple(vectors.shape))
+                shown = getattr(vectors, "shape", type(vectors).__name__)
                 raise GeniusError(f"{name} must be an array of numbers (queries, {width}), got {shown}")
             if vectors.shape[1] != width:
                 raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
@@ -87,35 +89,15 @@ class QueryVectors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """Queries that share one request, and how they are searched."""
-
-    queries: QueryVectors
-    request: SearchRequest
-    params: SearchParams
-    allowed: NDArray[np.bool_] | None
-    confidence: Confidence | None
-
-    @property
-    def k(self) -> int:
-        """Whether there is an answer shows in how the first hits differ."""
-        if self.confidence is None:
-            return self.request.k
-        return max(self.request.k, DEPTH)
-
-
-@dataclass(frozen=True, slots=True)
 class _Ranked:
     """What the engine found for one query, best first, without padding."""
 
-    search: _Search
-    query: int  # its position in `search`
     seqs: NDArray[np.int64]
     codes: NDArray[np.int64]  # (n, M)
     scores: NDArray[np.float32]
     shown_scores: NDArray[np.float32]  # the same on the scale of another modality, where hits of several are merged
-    plan: str | None  # the plan that ran; None: there was nothing to search
-    considered: int
+    plan: str | None = None  # the plan that ran; None: there was nothing to search
+    considered: int = 0
     first_bias: float = 0.0  # item bias that was taken off the score of the first hit
 
 
@@ -262,13 +244,19 @@ def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], m
     """
     with state.lock:
         live = state.current(model=model)
-        ranked = [_run(live, _prepared(live, queries, request, state.path)) for queries, request in groups]
+        confidences = [_confidence(live, queries, request) for queries, request in groups]
+        ranked = [_ranked(live, *group, confidence, state.path) for group, confidence in zip(groups, confidences, strict=True)]
         reader = live.reader
-    hit_seqs = [one.seqs[: one.search.request.k] for group in ranked for one in group]
-    items_by_seq = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *hit_seqs])), HIT_COLUMNS)
-    shown = dict(zip(items_by_seq, display(reader, list(items_by_seq.values())), strict=True))
-    modalities = {seq: Modality.parse(row["modality"]) for seq, row in items_by_seq.items()}
-    return [[_hits(one, shown, modalities) for one in group] for group in ranked]
+    shown = [one.seqs[: request.k] for (_, request), found in zip(groups, ranked, strict=True) for one in found]
+    rows = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *shown])), HIT_COLUMNS)
+    items = dict(zip(rows, display(reader, list(rows.values())), strict=True))
+    out = []
+    for (queries, request), found, confidence in zip(groups, ranked, confidences, strict=True):
+        pictured = queries.pictured
+        if pictured is None:
+            pictured = np.zeros(len(found), bool)
+        out.append([_hits(one, request, items, confidence, bool(pictured[query])) for query, one in enumerate(found)])
+    return out
 
 
 def check_fitted(model: Genius, path: Path) -> None:
@@ -288,83 +276,57 @@ def check_fitted(model: Genius, path: Path) -> None:
         )
 
 
-def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
+def _confidence(live: Live, queries: QueryVectors, request: SearchRequest) -> Confidence | None:
+    """What tells probabilities; None: there are none."""
+    if queries.pictured is None:
+        return None
+    return live.model.confidence(request.settings(live.model, live.base.has_vectors).reranker)
+
+
+def _ranked(
+    live: Live, queries: QueryVectors, request: SearchRequest, confidence: Confidence | None, path: Path
+) -> list[_Ranked]:
+    """What the engine finds for each query."""
     params = request.settings(live.model, live.base.has_vectors)
     if params.generates or params.reranker == "codes":
         check_fitted(live.model, path)
     allowed = None
     if len(queries.z):
         allowed = allowed_rows(live, request.where, queries.targets)
-    confidence = None
-    if queries.pictured is not None:
-        confidence = live.model.confidence(params.reranker)
-    return _Search(queries, request, params, allowed, confidence)
-
-
-def _run(live: Live, search: _Search) -> list[_Ranked]:
-    """What the engine finds for each query."""
     engine = live.engine()
-    queries = search.queries
     if engine is None or live.alive == 0 or not len(queries.z):
-        rows_of_nothing = np.empty(0, np.int64)
-        codes_of_nothing = live.codes_of(rows_of_nothing)
-        no_scores = np.empty(0, np.float32)
-        return [
-            _Ranked(search, query, rows_of_nothing, codes_of_nothing, no_scores, no_scores, None, 0)
-            for query in range(len(queries.z))
-        ]
-    k = min(search.k, live.alive)
+        rows = np.empty(0, np.int64)
+        scores = np.empty(0, np.float32)
+        return [_Ranked(rows, live.codes_of(rows), scores, scores)] * len(queries.z)
+    k = request.k
+    if confidence is not None:  # whether there is an answer shows in how the first hits differ
+        k = max(k, DEPTH)
     result = engine.search(
         queries.z,
-        k=k,
-        params=search.params,
+        k=min(k, live.alive),
+        params=params,
         dense=queries.dense,
         target=queries.targets,
-        allowed=search.allowed,
+        allowed=allowed,
         modality=queries.modality,
     )
-    rows = result.rows
-    scores = result.scores
-    considered = result.considered.tolist()
     background = None
     if any(scale >= 0 for scale in queries.scale):
-        compared = queries.z
-        if queries.dense is not None:
-            compared = queries.dense
-        background = engine.background(compared)
-    biases = _first_biases(engine, search, rows)
+        background = engine.background(queries.z if queries.dense is None else queries.dense)
+    biases: NDArray[Any] = np.zeros(len(result.rows))  # of first hits, as far as the probability of an answer is wanted
+    if confidence is not None and params.item_bias and queries.modality is not None and engine.item_bias is not None:
+        biases = engine.item_bias.take(as_numpy(queries.modality).astype(np.int64), result.rows[:, :1])[:, 0]
     ranked = []
-    for query in range(len(rows)):
-        real = rows[query] >= 0
-        own = rows[query][real]
-        codes = live.codes_of(own)
-        own_scores = scores[query][real]
-        shown_scores = own_scores
+    for query, found in enumerate(result.rows):
+        rows = found[found >= 0]
+        scores = result.scores[query][found >= 0]
+        shown_scores = scores
         if background is not None and queries.scale[query] >= 0 and queries.targets is not None:
-            shown_scores = rescaled(own_scores, background[query], int(queries.targets[query]), queries.scale[query])
-        ranked.append(
-            _Ranked(
-                search,
-                query,
-                live.seqs[own],
-                codes,
-                own_scores,
-                shown_scores,
-                result.plan,
-                considered[query],
-                biases[query],
-            )
-        )
+            shown_scores = rescaled(scores, background[query], int(queries.targets[query]), queries.scale[query])
+        considered = int(result.considered[query])
+        bias = float(biases[query])
+        ranked.append(_Ranked(live.seqs[rows], live.codes_of(rows), scores, shown_scores, result.plan, considered, bias))
     return ranked
-
-
-def _first_biases(engine: SearchEngine, search: _Search, rows: NDArray[np.int64]) -> list[float]:
-    """Item bias of the first hit of each query, as far as the probability of an answer is wanted."""
-    modality = search.queries.modality
-    if search.confidence is None or not search.params.item_bias or modality is None or engine.item_bias is None:
-        return [0.0] * len(rows)
-    taken: list[float] = engine.item_bias.take(as_numpy(modality).astype(np.int64), rows[:, :1])[:, 0].tolist()
-    return taken
 
 
 def has_gap(model: Any, query: Query) -> bool:
@@ -415,25 +377,23 @@ def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: 
     return out
 
 
-def _hits(ranked: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
-    request = ranked.search.request
-    confidence = ranked.search.confidence
-    pictured = ranked.search.queries.pictured
-    seqs = ranked.seqs[: request.k].tolist()
-    hit_modalities = [modalities[seq] for seq in seqs]
+def _hits(
+    ranked: _Ranked, request: SearchRequest, items: Mapping[int, Item], confidence: Confidence | None, has_image: bool
+) -> Hits:
     hits = Hits()
     hits.plan = ranked.plan
     hits.considered = ranked.considered
-    probabilities: Sequence[float | None] = [None] * len(hit_modalities)
-    if confidence is not None and pictured is not None:
-        has_image = bool(pictured[ranked.query])
-        probabilities = confidence.of_hits(has_image, ranked.scores[: request.k], hit_modalities).tolist()
-        hits.answerable = confidence.of_answer(has_image, ranked.scores, hit_modalities, ranked.first_bias)
-    for place, seq in enumerate(seqs):
+    shown = [items[seq] for seq in ranked.seqs[: request.k].tolist()]
+    modalities = [item.modality for item in shown]
+    probabilities: Sequence[float | None] = [None] * len(shown)
+    if confidence is not None:
+        probabilities = confidence.of_hits(has_image, ranked.scores[: request.k], modalities).tolist()
+        hits.answerable = confidence.of_answer(has_image, ranked.scores, modalities, ranked.first_bias)
+    for place, item in enumerate(shown):
         score = float(ranked.shown_scores[place])
         if request.min_score is None or score >= request.min_score:
             codes = tuple(ranked.codes[place].tolist())
-            hits.append(Hit(shown[seq].id, score, codes, shown[seq], hit_modalities[place], probabilities[place]))
+            hits.append(Hit(item.id, score, codes, item, item.modality, probabilities[place]))
     return hits
 
 

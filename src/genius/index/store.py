@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from genius.errors import GeniusError
 from genius.index import commit
 from genius.index.commit import manifest_name, table_folder
-from genius.index.ledger import SUM, Damaged, Ledger, LedgerState, file_sum
+from genius.index.ledger import Damaged, Ledger, LedgerState, file_sum
 from genius.index.metadata import FieldType, arrow_rows, item_schema, metadata_schema
-from genius.index.paths import TABLE
+from genius.index.paths import LEDGER, TABLE
 from genius.index.reader import Reader, Tally, Vanished, database_errors, good_rows
 
 if TYPE_CHECKING:
@@ -143,33 +143,57 @@ class Store:
 
     # -- versions ----------------------------------------------------------------------------------------------
 
-    def latest(self) -> int:
-        """The newest version that was acknowledged; some microseconds."""
+    def state(self) -> LedgerState:
+        """What the ledger says; some microseconds where nothing is new."""
         state = self.ledger.read()
-        if state is not None:
-            return state.head
-        with database_errors("read the index"):  # an index of format 1
-            self._watch.checkout_latest()
-            return int(self._watch.version)
+        if state is None:
+            raise Damaged(f"{self.folder} is damaged: {LEDGER} is missing; genius repair {self.folder}")
+        return state
+
+    def latest(self) -> int:
+        """The newest version that was acknowledged."""
+        return self.state().head
 
     def at(self, version: int) -> Reader:
+        """A version that was acknowledged, for reading.
+
+        Args:
+            version: Of the table.
+
+        Raises:
+            Vanished: It was never acknowledged, or is cleaned away.
+            GeniusError: The file that defines it is not as it was written.
+        """
         try:
-            state = self.ledger.read()
-            if state is not None and version not in state.shown:
+            if version not in self.state().shown:
                 raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
-            noted = self._check_manifest(version)
-            if noted is None:
-                return self.peek(version)
-            return self._reader(version, noted)
+            return self._reader(version, self._check_manifest(version))
         except Vanished:
-            state = self.ledger.read()
-            if state is not None and state.head == version:
+            state = self.state()
+            if state.head == version:
                 gone = commit.missing_head(self.folder, state)
                 raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}") from None
             raise
 
+    @staticmethod
+    def alone(folder: Path, version: int) -> Reader:
+        """A version without those after it, acknowledged or not, opened at once: for repairing.
+
+        Args:
+            folder: Of the index.
+            version: Of the table.
+        """
+        try:
+            commit.refuse_other_places(folder, version)
+            opened = _Opened(folder, commit.view_without_strays(folder, version))
+        except OSError as error:
+            raise GeniusError(f"cannot open version {version} of {folder}: {error.strerror or error}") from None
+        reader = Reader(lambda: opened.at(version), version, None)
+        _ = reader.columns
+        return reader
+
     def peek(self, version: int) -> Reader:
-        """A version as LanceDB shows it, acknowledged or not, opened at once: for repairing."""
+        """A version as LanceDB shows it, acknowledged or not, opened at once."""
         reader = self._reader(version, None)
         _ = reader.columns
         return reader
@@ -199,22 +223,17 @@ class Store:
                 self._connect()  # the view was made before this version was
                 return self._open.at(version)
 
-    def _check_manifest(self, version: int) -> str | None:
-        """The noted checksum of the file that defines a version, after comparing; None: none was noted."""
-        state = self.ledger.read()
+    def _check_manifest(self, version: int) -> str:
+        """The noted checksum of the file that defines a version, after comparing."""
         name = manifest_name(version)
-        noted = None
-        if state is not None:
-            noted = state.files.get(name)
-        if noted is None:
-            return None
+        noted = self.state().files.get(name)
         try:
-            same = file_sum(table_folder(self.folder) / name) == noted
+            same = noted is not None and file_sum(table_folder(self.folder) / name) == noted
         except FileNotFoundError:
             raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
         except OSError as error:
             raise GeniusError(f"cannot read {name} of {self.folder}: {error.strerror or error}") from None
-        if not same:
+        if noted is None or not same:
             raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
         return noted
 
@@ -232,7 +251,7 @@ class Store:
 
     def versions(self) -> list[dict[str, Any]]:
         """Those that can be opened. A change may take several steps of the table: only the last is a version."""
-        state = self.ledger.read()
+        shown = self.state().shown
         with database_errors("list versions"):
             self._watch.checkout_latest()
             return [
@@ -242,7 +261,7 @@ class Store:
                     "items": int(v["metadata"].get("total_rows", -1)),
                 }
                 for v in self._watch.list_versions()
-                if state is None or int(v["version"]) in state.shown
+                if int(v["version"]) in shown
             ]
 
     # -- writing (the caller holds the write lock) -------------------------------------------
@@ -265,9 +284,7 @@ class Store:
 
     def recover(self) -> list[int]:
         """Put away what a writer left that died before its change was acknowledged; versions of it."""
-        state = self.ledger.read()
-        if state is None:
-            raise Damaged(f"{self.folder} has no ledger; genius repair {self.folder}")
+        state = self.state()
         if not (table_folder(self.folder) / manifest_name(state.head)).is_file():
             gone = commit.missing_head(self.folder, state)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
@@ -287,11 +304,12 @@ class Store:
 
     def _acknowledge(self) -> None:
         version = self.newest()
-        state = self.ledger.read()
-        if state is None or version != state.head:
+        state = self.state()
+        if version != state.head:
             with database_errors("count"):
                 items = int(self._table.count_rows())
-            commit.acknowledge(self.folder, self.ledger, version, items, self.durable)
+            fresh = [name for name in commit.table_files(self.folder) if name not in state.files]
+            self.ledger.acknowledge(version, items, commit.record(self.folder, fresh, self.durable), self.durable)
 
     def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
         """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
@@ -317,14 +335,6 @@ class Store:
         """First `_seq` of a commit on top of the newest version; `long`: of more rows than a batch has."""
         nonce = secrets.randbits(SEQ_SHIFT - POSITION_BITS - long)
         return ((self.newest() + 1) << SEQ_SHIFT) | (nonce << POSITION_BITS)
-
-    def prepare_sums(self) -> None:
-        """A table of format 1 has no column for checksums of rows."""
-        import pyarrow as pa
-
-        with self._newest_table("add a column") as table:
-            if SUM not in table.schema.names:
-                table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
 
     def add_columns(self, columns: Mapping[str, FieldType]) -> None:
         with self._newest_table("add metadata columns") as table:
@@ -435,12 +445,6 @@ class Store:
                     table.drop_index(index.name)
             for column in columns:
                 table.create_index(column, config=settings)
-
-    def drop_indices(self) -> None:
-        """Row indexes can be made again; `compact` does."""
-        with self._newest_table("drop row indexes") as table:
-            for index in table.list_indices():
-                table.drop_index(index.name)
 
     def pass_by(self, version: int) -> None:
         """Reach a higher version than this, so that who had it open notices that what is there now is another."""

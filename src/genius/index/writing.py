@@ -244,7 +244,7 @@ def delete(state: Index, wanted: list[str], missing: OnError) -> int:
 def optimize(state: Index, keep: timedelta) -> None:
     state.check_writable()
     with state.write_lock.hold():
-        with state.change():  # brings an index of an earlier format up to date
+        with state.change():  # puts away what a killed writer left
             pass
         state.store.compact(keep)
         with state.lock:
