@@ -140,14 +140,11 @@ class HitColumns:
 class Reader:
     """One version of the table, opened when it is first read from. Safe to use while others write."""
 
-    def __init__(
-        self, opening: Callable[[], tuple[Any, object]], version: int, mark: tuple[int, int] | None, noted: str | None = None
-    ) -> None:
+    def __init__(self, opening: Callable[[], tuple[Any, object]], version: int, noted: str | None = None) -> None:
         """`opening` gives the table, and a temporary folder that is to stay for as long as it is read from."""
         self._opening = opening
         self.version = version
-        self.mark = mark  # of the file that defines this version
-        self.noted = noted  # its checksum, in the ledger
+        self.noted = noted  # checksum of the file that defines this version, in the ledger; None: it is not acknowledged
         self.shown: HitColumns | None = None
 
     @cached_property
@@ -255,10 +252,6 @@ class Reader:
             return 64
         rows = max(int(about["num_rows"]), 1)
         return max(8, min(4096, FEW_BYTES * rows // max(int(about["total_bytes"]), 1)))
-
-    def matching(self, columns: Sequence[str], where: str) -> Iterator[pa.RecordBatch]:
-        """Rows that match a condition, a few at a time."""
-        yield from self._scan(columns, where, self.few())
 
     def batches(self, columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Whole rows, a few at a time; all columns by default."""

@@ -59,7 +59,6 @@ class _Opened:
         with database_errors(f"open the index {folder}"):
             self.database: Any = lancedb.connect(path)
             self.table: Any = self.database.open_table(TABLE)  # for the writer
-            self.watch: Any = self.database.open_table(TABLE)  # for seeing what is newest, by any thread
 
     def at(self, version: int) -> tuple[Any, object]:
         with database_errors(f"open version {version} of {self.folder}"):
@@ -103,10 +102,6 @@ class Store:
     @property
     def _table(self) -> Any:
         return self._open.table
-
-    @property
-    def _watch(self) -> Any:
-        return self._open.watch
 
     @classmethod
     def create(cls, folder: Path, levels: int, width: int, durable: bool = True, vectors: bool = True) -> Store:
@@ -188,7 +183,7 @@ class Store:
             opened = _Opened(folder, commit.view_without_strays(folder, version))
         except OSError as error:
             raise GeniusError(f"cannot open version {version} of {folder}: {error.strerror or error}") from None
-        reader = Reader(lambda: opened.at(version), version, None)
+        reader = Reader(lambda: opened.at(version), version)
         _ = reader.columns
         return reader
 
@@ -199,7 +194,7 @@ class Store:
         return reader
 
     def _reader(self, version: int, noted: str | None) -> Reader:
-        return Reader(lambda: self._same(version, noted), version, self._mark(version), noted)
+        return Reader(lambda: self._same(version, noted), version, noted)
 
     def _same(self, version: int, noted: str | None) -> tuple[Any, object]:
         """`_checked_out`, if that is what the reader was made for: another index under this name may have the same version."""
@@ -237,30 +232,26 @@ class Store:
             raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
         return noted
 
-    def _mark(self, version: int) -> tuple[int, int] | None:
-        """Time and size of the file that defines a version; None if it is gone or named in another way."""
-        try:
-            about = (table_folder(self.folder) / manifest_name(version)).stat()
-        except OSError:
-            return None
-        return about.st_mtime_ns, about.st_size
-
     def continues(self, reader: Reader) -> bool:
-        """Whether what is on disk still contains the version that `reader` shows; False if that cannot be known."""
-        return reader.mark is not None and reader.mark == self._mark(reader.version)
+        """Whether what is on disk still contains the version that `reader` shows; False if that cannot be known.
+
+        Args:
+            reader: Of a version that was acknowledged.
+        """
+        return reader.noted is not None and reader.noted == self.state().files.get(manifest_name(reader.version))
 
     def versions(self) -> list[dict[str, Any]]:
         """Those that can be opened. A change may take several steps of the table: only the last is a version."""
         shown = self.state().shown
         with database_errors("list versions"):
-            self._watch.checkout_latest()
+            table = self._open.database.open_table(TABLE)
             return [
                 {
                     "version": int(v["version"]),
                     "time": v["timestamp"].isoformat(),
                     "items": int(v["metadata"].get("total_rows", -1)),
                 }
-                for v in self._watch.list_versions()
+                for v in table.list_versions()
                 if int(v["version"]) in shown
             ]
 
