@@ -48,7 +48,11 @@ MAX_SEGMENTS = 64  # arrays that a search visits; of more, a copy of the vectors
 
 
 def hash_id(item_id: str) -> int:
-    """64 bits of an id; equal hashes are verified against the table."""
+    """64 bits of an id; equal hashes are verified against the table.
+
+    Args:
+        item_id: Of an item.
+    """
     body = item_id.encode("utf-8", "surrogatepass")  # no such id can be stored, but one may be looked up
     return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
 

@@ -72,6 +72,10 @@ def check(folder: str | Path, fast: bool = False) -> CheckReport:
     """Compare an index with its checksums. An index that is not there is an error; damage is a line of the report.
 
     If others change the index meanwhile, what looks like damage may be a file that is being cleaned away: it is read again.
+
+    Args:
+        folder: Of the index.
+        fast: Compare sizes, and the checksums of what is small only.
     """
     folder = Path(folder)
     started = time.monotonic()

@@ -35,11 +35,20 @@ VERIFY_UP_TO = 1 << 30
 
 
 def table_folder(folder: Path) -> Path:
+    """The folder of the table.
+
+    Args:
+        folder: Of the index.
+    """
     return folder / f"{TABLE}.lance"
 
 
 def manifest_name(version: int) -> str:
-    """The file that defines a version, below the table's folder."""
+    """The file that defines a version, below the table's folder.
+
+    Args:
+        version: Of the table.
+    """
     return f"{VERSIONS}/{2**64 - 1 - version}.manifest"
 
 

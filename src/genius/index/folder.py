@@ -187,7 +187,12 @@ def take_name(folder: Path, new: Path, old: Path, both_fail: str) -> None:
 
 
 def begin_replacement(folder: Path, about: About) -> Path:
-    """A new folder next to an index, to take its place; what earlier attempts left is removed. The caller holds the lock."""
+    """A new folder next to an index, to take its place; what earlier attempts left is removed. The caller holds the lock.
+
+    Args:
+        folder: Of the index.
+        about: What it is.
+    """
     clear(folder, about)
     previous = previous_of(folder)
     if (previous.is_symlink() or previous.exists()) and not is_sibling(previous, folder, origin_of(folder)):
@@ -232,7 +237,11 @@ def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
 
 
 def finish_swap(folder: Path) -> None:
-    """Do the second rename of a swap that was broken off. Only for commands that write."""
+    """Do the second rename of a swap that was broken off. Only for commands that write.
+
+    Args:
+        folder: The name that neither folder has, or an index to which nothing happens.
+    """
     found = unfinished_swap(folder)
     if found is None:
         return
@@ -312,7 +321,11 @@ class About:
 
 
 def read_about(folder: Path) -> About | None:
-    """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index"."""
+    """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index".
+
+    Args:
+        folder: Of the index, or where one would be.
+    """
     refuse_foreign(folder)
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
@@ -353,11 +366,23 @@ def _appears(folder: Path) -> bool:
 
 
 def write_about(folder: Path, about: About, durable: bool = True) -> None:
+    """Write `genius.json`.
+
+    Args:
+        folder: Of the index.
+        about: What the index is.
+        durable: Whether it is on the disk when this returns.
+    """
     text = seal(about.to_dict())
     write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=durable)
 
 
 def about_of(folder: Path) -> About:
+    """What an index is; an error if there is none.
+
+    Args:
+        folder: Of the index.
+    """
     about = read_about(folder)
     if about is None:
         raise GeniusError(f"no index at {folder}")
@@ -411,7 +436,13 @@ def open_or_create(
 
 
 def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
-    """What an index is, without its model being loaded."""
+    """What an index is, without its model being loaded.
+
+    Args:
+        folder: Of the index.
+        about: What `genius.json` says.
+        reader: The version that is described.
+    """
     return {
         "path": str(folder),
         "format": about.format,
@@ -492,7 +523,12 @@ def source_of(model: Genius) -> str | None:
 
 
 def describe_model(model: Genius, folder: Path | None = None) -> About:
-    """A new index of this model, on paper; `folder`: where it will be."""
+    """A new index of a model, on paper.
+
+    Args:
+        model: Of the index.
+        folder: Where the index will be; None: nowhere yet.
+    """
     config = model.config.quantizer
     if max(config.level_sizes) > 1 << 16:
         raise GeniusError(f"an index stores codes in 16 bits; this model has levels of {max(config.level_sizes)} codes")
@@ -532,7 +568,11 @@ def write_inside(folder: Path, write: Callable[[Path], None]) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for a new index, its name on the disk; one that holds anything else is left alone."""
+    """A folder for a new index, its name on the disk; one that holds anything else is left alone.
+
+    Args:
+        folder: Of the index that will be made.
+    """
     missing = [path for path in folder.absolute().parents if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

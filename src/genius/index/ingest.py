@@ -106,7 +106,14 @@ def ingest(
     config: IngestConfig | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> IngestReport:
-    """Index files and folders; `on_progress` hears of items as they are done, whether written, unchanged or skipped."""
+    """Index files and folders.
+
+    Args:
+        index: The index.
+        paths: Files and folders.
+        config: How files become items.
+        on_progress: Called with the number of items that are done, whether written, unchanged or skipped.
+    """
     config = config or IngestConfig()
     report = IngestReport()
     started = time.monotonic()
@@ -224,7 +231,11 @@ def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[s
 
 
 def file_type(path: Path) -> str | None:
-    """image, text or table; None for what cannot be indexed."""
+    """image, text or table; None for what cannot be indexed.
+
+    Args:
+        path: Of a file; its suffix decides.
+    """
     suffix = path.suffix.lower()
     for type_, suffixes in (("image", IMAGE_SUFFIXES), ("text", TEXT_SUFFIXES), ("table", TABLE_SUFFIXES)):
         if suffix in suffixes:
@@ -372,7 +383,12 @@ def _row_item(
 
 
 def file_mark(path: Path, by_content: bool) -> str:
-    """Size and time, or a digest of the bytes."""
+    """What changes when a file does: its size and time, or a digest of its bytes.
+
+    Args:
+        path: Of the file.
+        by_content: Take the digest.
+    """
     if by_content:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
@@ -403,7 +419,16 @@ def changed_items(
     tell: Callable[[int], None],
     undelete: bool = False,
 ) -> Iterator[Stamped]:
-    """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
+    """Those that are new or whose file changed; an id that comes a second time in one run is skipped.
+
+    Args:
+        index: The index.
+        items: Items, and what each was read from.
+        seen: Takes the ids of all items.
+        report: Takes what is skipped.
+        tell: Called with the number of items that are skipped or unchanged.
+        undelete: Bring back items that were deleted by hand.
+    """
     chunk: list[tuple[Item, Stamp]] = []
     held = 0
     for item, stamp in items:

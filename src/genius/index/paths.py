@@ -127,17 +127,29 @@ def remove(path: Path, index: Path, owner: str | None = None) -> None:
 
 
 def previous_of(folder: Path) -> Path:
-    """Where the generation before the present one is kept."""
+    """Where the generation before the present one is kept.
+
+    Args:
+        folder: Of the index.
+    """
     return folder.with_name(f".{folder.name}.previous")
 
 
 def replacement_of(folder: Path) -> Path:
-    """Where a folder that is to take the place of `folder` is written by this process."""
+    """Where a folder that is to take the place of `folder` is written by this process.
+
+    Args:
+        folder: Of the index.
+    """
     return folder.with_name(f".{folder.name}.refit-{os.getpid()}")
 
 
 def snapshot_of(folder: Path) -> Path:
-    """Where a snapshot is written that is to become `folder`."""
+    """Where a snapshot is written that is to become `folder`.
+
+    Args:
+        folder: That the snapshot will be.
+    """
     return folder.with_name(f".{folder.name}.snapshot")
 
 
@@ -155,7 +167,13 @@ def _pattern(folder: Path) -> re.Pattern[str]:
 
 
 def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
-    """Whether `path`, next to the index `folder`, was made from the index with the id `owner`, and is nothing but that."""
+    """Whether `path`, next to the index `folder`, was made from the index with the id `owner`, and is nothing but that.
+
+    Args:
+        path: A folder, or a link.
+        folder: Of the index.
+        owner: The id of the index that should have made it.
+    """
     if path.absolute().parent != folder.absolute().parent or _pattern(folder).fullmatch(path.name) is None:
         return False
     if path.is_symlink() or not path.is_dir():
@@ -172,12 +190,21 @@ def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
 
 
 def write_origin(folder: Path, owner: str) -> None:
-    """Note from which index a folder is made, before anything else is in it."""
+    """Note from which index a folder is made, before anything else is in it.
+
+    Args:
+        folder: The new folder.
+        owner: The id of the index that it is made from.
+    """
     write_whole(folder / ORIGIN, lambda path: path.write_text(f'{{"id": "{owner}"}}\n', encoding="ascii"), durable=True)
 
 
 def origin_of(folder: Path) -> str | None:
-    """The id of the index that `folder` was made from; None if nothing says so."""
+    """The id of the index that `folder` was made from; None if nothing says so.
+
+    Args:
+        folder: Any folder.
+    """
     return _text(folder / ORIGIN, "id")
 
 

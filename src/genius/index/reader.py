@@ -44,7 +44,11 @@ class Vanished(GeniusError):
 
 @contextmanager
 def database_errors(doing: str) -> Iterator[None]:
-    """Turn what LanceDB raises into one clear line; say plainly when it is the disk."""
+    """Turn what LanceDB raises into one clear line; say plainly when it is the disk.
+
+    Args:
+        doing: What is tried, for the error.
+    """
     try:
         yield
     except GeniusError:
@@ -172,11 +176,20 @@ class Reader:
         return self._opened[1]
 
     def count(self, where: str | None = None) -> int:
+        """The number of rows.
+
+        Args:
+            where: Only rows that match this condition.
+        """
         with database_errors("count"):
             return int(self._table.count_rows(where))
 
     def seqs(self, where: str | None = None) -> np.ndarray:
-        """(n,) int64 `_seq` of the matching rows, ascending."""
+        """(n,) int64 `_seq` of the matching rows, ascending.
+
+        Args:
+            where: Only rows that match this condition.
+        """
         parts = [batch.column("_seq").to_numpy() for batch in self._scan(["_seq"], where)]
         if parts:
             found = np.concatenate(parts)
@@ -186,7 +199,12 @@ class Reader:
         return found
 
     def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """`_seq` -> row, of those that exist."""
+        """`_seq` -> row, of those that exist.
+
+        Args:
+            seqs: Of the rows.
+            columns: That are read; `_seq` always is.
+        """
         wanted = sorted({int(seq) for seq in seqs})
         if self.shown is not None and set(columns) <= set(HIT_COLUMNS):
             return self.shown.rows(wanted)
@@ -198,7 +216,11 @@ class Reader:
         return found
 
     def codes(self, where: str | None = None) -> Iterator[tuple[np.ndarray, list[str], np.ndarray]]:
-        """Batches of (seqs, ids, codes (n, M) uint16), in no promised order."""
+        """Batches of (seqs, ids, codes (n, M) uint16), in no promised order.
+
+        Args:
+            where: Only rows that match this condition.
+        """
         for batch in self._scan(["_seq", "id", "_codes"], where):
             if batch.num_rows:
                 yield batch.column("_seq").to_numpy(), batch.column("id").to_pylist(), _matrix(batch.column("_codes"))
@@ -254,7 +276,12 @@ class Reader:
         return max(8, min(4096, FEW_BYTES * rows // max(int(about["total_bytes"]), 1)))
 
     def batches(self, columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Whole rows, a few at a time; all columns by default."""
+        """Whole rows, a few at a time; all columns by default.
+
+        Args:
+            columns: That are read; None: all.
+            where: Only rows that match this condition.
+        """
         yield from self._scan(self._table.schema.names if columns is None else columns, where, self.few())
 
     def offsets(self, first: int, count: int) -> pa.Table:
@@ -267,6 +294,12 @@ class Reader:
         return self._table.schema
 
     def stream(self, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+        """Rows one by one, in no promised order.
+
+        Args:
+            columns: That are read.
+            where: Only rows that match this condition.
+        """
         for batch in self._scan(columns, where):
             yield from batch.to_pylist()
 
@@ -331,7 +364,12 @@ class Tally:
 
 
 def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Every row (that meets a condition), or one line that names the first whose checksum differs."""
+    """Every row (that meets a condition), or one line that names the first whose checksum differs.
+
+    Args:
+        reader: The version.
+        where: Only rows that match this condition.
+    """
     for batch in reader.batches(where=where):
         right = sound(batch)
         if not right.all():
@@ -351,7 +389,13 @@ def sound(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def resealed(batches: Iterator[pa.RecordBatch], schema: Any, first_seq: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Batches of `schema` with checksums; with `first_seq` also with new numbers, counted up from it."""
+    """Batches of `schema` with checksums; with `first_seq` also with new numbers, counted up from it.
+
+    Args:
+        batches: Whole rows.
+        schema: That they will have.
+        first_seq: Of the first row; None: they keep their numbers.
+    """
     import pyarrow as pa
 
     for batch in batches:

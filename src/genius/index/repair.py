@@ -82,7 +82,13 @@ class Copied:
 
 
 def snapshot(source: str | Path, target: str | Path, version: int | None = None) -> Copied:
-    """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all."""
+    """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all.
+
+    Args:
+        source: The index.
+        target: The new folder.
+        version: That is copied; None: the newest.
+    """
     source = Path(source)
     target = Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -205,6 +211,12 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
 
     A new folder becomes a copy. An index that exists gets the snapshot's items in place of all of its own, in one change
     that processes which search it follow by themselves; what it held stays an older version for as long as those are kept.
+
+    Args:
+        source: A snapshot, or an index.
+        target: A new folder, or an index.
+        version: Of the source; None: the newest.
+        replace_items: Replace all items of an index that exists.
     """
     source = Path(source)
     target = Path(target)
@@ -254,7 +266,12 @@ class RepairReport:
 
 
 def repair(folder: str | Path, model: Genius | str | Path | None = None) -> RepairReport:
-    """Make an index whole again. `model` is needed only if neither `genius.json` nor the ledger says which one it is."""
+    """Make an index whole again.
+
+    Args:
+        folder: Of the index.
+        model: Needed only if neither `genius.json` nor the ledger says which one it is.
+    """
     folder = Path(folder)
     report = RepairReport(folder)
     finish_swap(folder)

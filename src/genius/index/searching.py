@@ -465,6 +465,11 @@ def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
 
 
 def item_of_row(row: dict[str, Any]) -> Item:
+    """The item that a row of the table describes.
+
+    Args:
+        row: With the columns of `HIT_COLUMNS`, and `_image_bytes` if they are wanted.
+    """
     if row["_image"] is not None:
         image = row["_image"]
     else:

@@ -105,7 +105,15 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path, levels: int, width: int, durable: bool = True, vectors: bool = True) -> Store:
-        """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not."""
+        """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not.
+
+        Args:
+            folder: Of the index.
+            levels: Codes of an item.
+            width: Of a vector.
+            durable: Whether a change waits for the disk.
+            vectors: Whether vectors are stored, and not only codes.
+        """
         import lancedb
 
         if commit.holds_data(folder):
@@ -117,7 +125,14 @@ class Store:
 
     @classmethod
     def fill(cls, folder: Path, schema: Any, rows: Iterator[pa.RecordBatch], durable: bool = True) -> Store:
-        """A new table of these rows, which have their checksums. Every row was read back when this returns."""
+        """A new table of these rows, which have their checksums. Every row was read back when this returns.
+
+        Args:
+            folder: Of the index.
+            schema: Of the rows.
+            rows: All rows.
+            durable: Whether a change waits for the disk.
+        """
         import lancedb
         import pyarrow as pa
 
@@ -132,7 +147,12 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, durable: bool = True) -> Store:
-        """The table as it was acknowledged last; refused if its files are not as they were written."""
+        """The table as it was acknowledged last; refused if its files are not as they were written.
+
+        Args:
+            folder: Of the index.
+            durable: Whether a change waits for the disk.
+        """
         commit.verify(folder, Ledger(folder))
         return cls(folder, durable)
 
@@ -303,7 +323,12 @@ class Store:
             self.ledger.acknowledge(version, items, commit.record(self.folder, fresh, self.durable), self.durable)
 
     def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
-        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
+        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one.
+
+        Args:
+            about: What `genius.json` says, too.
+            version: That counts; None: the newest on the disk.
+        """
         if version is None:
             version = self.newest()
         commit.set_aside(self.folder, version)
@@ -340,7 +365,11 @@ class Store:
         return arrow_rows(self._table.schema, columns)
 
     def append(self, rows: pa.Table) -> None:
-        """All rows or none."""
+        """Add rows: all or none.
+
+        Args:
+            rows: Of the table's schema, with their checksums.
+        """
         with self._newest_table("add items") as table:
             table.add(rows)
 
@@ -371,7 +400,11 @@ class Store:
         return (newest + 1) << SEQ_SHIFT
 
     def replace(self, rows: pa.Table) -> None:
-        """Insert rows, each in place of the one with its id if there is one. One commit: all or none."""
+        """Insert rows, each in place of the one with its id if there is one. One commit: all or none.
+
+        Args:
+            rows: Of the table's schema, with their checksums.
+        """
         with self._newest_table("write items") as table:
             table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
@@ -415,6 +448,11 @@ class Store:
             )
 
     def delete(self, seqs: Sequence[int]) -> None:
+        """Delete rows.
+
+        Args:
+            seqs: Their numbers.
+        """
         with self._newest_table("delete items") as table:
             table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
 
