@@ -128,7 +128,6 @@ class Index:
         self._thread = threading.local()  # `generation` that a thread's call has begun with
         self.write_lock = WriteLock(self.path / ".lock", lock_timeout)
         self.about, self.model, self.store = self._open_parts(model, create and not self.read_only, durable, vectors)
-        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.stored_width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
         self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
@@ -865,10 +864,10 @@ class Index:
         return self._in_memory(reader)
 
     def _in_memory(self, reader: Reader) -> Live:
-        return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
+        return Live(self.model, cache.build(reader, self.about, None), reader)
 
     def _from_cache(self, reader: Reader) -> Live | None:
-        cached = cache.newest(self.cache, self.key, reader.version)
+        cached = cache.newest(self.cache, self.about, reader.version)
         if cached is None:
             return None
         if cached.exactly(reader):
@@ -888,7 +887,7 @@ class Index:
             queries = ""
             if self.model.queries is not None:
                 queries = self.model.queries.digest()
-            identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
+            identity = f"{self.about.id}:{self.about.fingerprint}:{base.version}:{base.manifest}:{queries}"
             live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
         return live
 
@@ -898,7 +897,7 @@ class Index:
         Args:
             reader: the version.
         """
-        base = cache.build_cached(reader, self.key, self.cache)
+        base = cache.build_cached(reader, self.about, self.cache)
         cache.forget(self.cache, keep=base.version)
         return self._with_scans(Live(self.model, base, reader))
 
@@ -1039,7 +1038,6 @@ class Index:
                 self.about = fresh.about
                 self.model = fresh.model
                 self.store = fresh.store
-                self.key = fresh.key
                 self.live = fresh.live
                 self._learned = fresh._learned
                 self._learned_stamp = fresh._learned_stamp

@@ -169,7 +169,6 @@ def _table(folder: Path, about: About, state: LedgerState | None, report: CheckR
 
 def _caches(folder: Path, about: About, report: CheckReport) -> None:
     """A line for each cache that is not as it was written, or is not used."""
-    key = cache.CacheKey(about.id, about.fingerprint, about.levels, about.stored_width)
     for path in sorted((folder / CACHE).glob("[0-9]*")):
         name = f"{CACHE}/{path.name}"
         if _goes(path):
@@ -181,7 +180,7 @@ def _caches(folder: Path, about: About, report: CheckReport) -> None:
             noted = cache.read_base(path)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
-            if not wrong and cache.load(path, key) is None:
+            if not wrong and cache.load(path, about) is None:
                 report.notes.append(f"{name} is of another index, model or format; it is built anew when needed")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             report.problems.append(f"{name}/{cache.BASE}: {error} (it is built anew when needed)")

@@ -102,11 +102,11 @@ def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
         digest = xxhash.xxh3_64()
         for column in columns:
             value = column[i]
-            body = b""
-            if value is not None:
-                body = value
-                if not (isinstance(value, bytes)):
-                    body = str(value).encode()
+            body = value
+            if value is None:
+                body = b""
+            elif not isinstance(value, bytes):
+                body = str(value).encode()
             digest.update(f"{-1 if value is None else len(body)}:".encode())  # so that nothing moves from column to column
             digest.update(body)
         for matrix in vectors:
