@@ -33,7 +33,6 @@ from genius.index.paths import (
     DELETED,
     HALF,
     LEDGER,
-    LIBRARY_HALF,
     MAX_SMALL,
     MODEL,
     OWN,
@@ -210,8 +209,8 @@ def clear(folder: Path, about: About) -> None:
     """Remove what killed writers left: replacements next to the index, half-written files in it. The caller holds the lock, so
     none of them is still being written."""
     with contextlib.suppress(OSError):
-        for path in (*folder.iterdir(), *(folder / MODEL).glob(".tmp*")):
-            if path.name.startswith(HALF) or LIBRARY_HALF.fullmatch(path.name):
+        for path in folder.iterdir():
+            if path.name.startswith(HALF):
                 remove(path, folder)
     for path in siblings(folder):
         if re.search(r"\.refit-\d+$", path.name) and is_sibling(path, folder, about.id):

@@ -60,7 +60,6 @@ OWN = frozenset(
 HALF = tuple(
     f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED, DELETED, PUBLISHED)
 )  # how names of half-written files begin
-LIBRARY_HALF = re.compile(r"\.tmp[0-9A-Za-z]{6}")  # those of safetensors, which wrote queries and models of earlier versions
 MAX_SMALL = 1 << 20  # bytes of a small JSON file
 
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -292,9 +292,6 @@ class Field:
     name: str
     type: FieldType
     items: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "type": self.type, "kind": self.type, "items": self.items}
 
 
 def list_fields(reader: Reader) -> list[Field]:
