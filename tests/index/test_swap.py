@@ -323,13 +323,13 @@ def test_deleting_needs_proof(tmp_path: Path) -> None:
     (index / "cache" / "1").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
     (index / "away").symlink_to(tmp_path)
-    strange = tmp_path / ".x.genius.refit-7"
+    strange = tmp_path / ".x.genius.next"
     strange.mkdir()
     (strange / "letters").mkdir()
     paths.write_origin(strange, "me")
-    (tmp_path / ".x.genius.refit-8").symlink_to(tmp_path / "docs")
+    (tmp_path / ".x.genius.snapshot").symlink_to(tmp_path / "docs")
     refused = [tmp_path / "docs", index, tmp_path, index / ".." / "docs", index / "away" / "docs", index / "away"]
-    for path in (*refused, strange, tmp_path / ".x.genius.refit-8", Path("/"), Path("..")):
+    for path in (*refused, strange, tmp_path / ".x.genius.snapshot", Path("/"), Path("..")):
         with pytest.raises(GeniusError, match="not deleted"):
             paths.remove(path, index, "me")
     assert (tmp_path / "docs").is_dir() and (strange / "letters").is_dir()

@@ -39,6 +39,7 @@ from genius.index.folder import (
     WriteLock,
     about_of,
     begin_replacement,
+    clear,
     finish_swap,
     load_index_model,
     open_store,
@@ -388,6 +389,7 @@ def go_back(folder: str | Path, *, device: torch.device | str = "cpu") -> WentBa
         with Index(previous, model, create=False) as index:
             carried, deleted = _carry_over(path, about, index)
             items = index.count()
+        clear(path, about)
         _exchange(path, previous, about)
     return WentBack(path, items, carried, deleted)
 

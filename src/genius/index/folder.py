@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -42,7 +41,6 @@ from genius.index.paths import (
     refuse_foreign,
     remove,
     replacement_of,
-    siblings,
     write_origin,
 )
 from genius.index.reader import Reader
@@ -206,15 +204,19 @@ def begin_replacement(folder: Path, about: About) -> Path:
 
 
 def clear(folder: Path, about: About) -> None:
-    """Remove what killed writers left: replacements next to the index, half-written files in it. The caller holds the lock, so
-    none of them is still being written."""
+    """Remove what killed writers left: a replacement next to the index, half-written files in it. The caller holds the lock, so
+    none of them is still being written.
+
+    Args:
+        folder: Of the index.
+        about: What it is.
+    """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.name.startswith(HALF):
                 remove(path, folder)
-    for path in siblings(folder):
-        if re.search(r"\.refit-\d+$", path.name) and is_sibling(path, folder, about.id):
-            remove(path, folder, about.id)
+    if is_sibling(replacement_of(folder), folder, about.id):
+        remove(replacement_of(folder), folder, about.id)
 
 
 def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
@@ -226,12 +228,11 @@ def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
     if folder.is_symlink() or folder.exists():
         return None
     old = previous_of(folder)
-    for fresh in siblings(folder):
-        owner = origin_of(fresh)
-        if owner is None or re.search(r"\.refit-\d+$", fresh.name) is None or not _holds_index(fresh):
-            continue
-        if is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
-            return fresh, old
+    fresh = replacement_of(folder)
+    owner = origin_of(fresh)
+    ours = owner is not None and is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner)
+    if ours and (fresh / ABOUT).is_file() and (old / ABOUT).is_file():
+        return fresh, old
     return None
 
 
@@ -255,10 +256,6 @@ def finish_swap(folder: Path) -> None:
                 f"{folder} was being replaced when that was broken off, and cannot be put back: {error.strerror or error}; "
                 f"it is whole in {old}"
             ) from None
-
-
-def _holds_index(path: Path) -> bool:
-    return (path / ABOUT).is_file()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ is a folder next to it that this index made (`remove`). Knows names and files; n
 Beside an index `NAME` there may be
 
     .NAME.previous         what the last replacement (a refit, `genius reencode`) put aside: one generation, removed by the next
-    .NAME.refit-PID        a replacement that is being written
+    .NAME.next             a replacement that is being written
     .NAME.snapshot         a snapshot to `NAME` that is being written
 
 each of which has a file `origin.json` with the id of the index that it was made from, or (`.NAME.previous`) had it there.
@@ -16,7 +16,6 @@ each of which has a file `origin.json` with the id of the index that it was made
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -135,12 +134,12 @@ def previous_of(folder: Path) -> Path:
 
 
 def replacement_of(folder: Path) -> Path:
-    """Where a folder that is to take the place of `folder` is written by this process.
+    """Where a folder that is to take the place of `folder` is written.
 
     Args:
         folder: Of the index.
     """
-    return folder.with_name(f".{folder.name}.refit-{os.getpid()}")
+    return folder.with_name(f".{folder.name}.next")
 
 
 def snapshot_of(folder: Path) -> Path:
@@ -152,19 +151,6 @@ def snapshot_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.snapshot")
 
 
-def siblings(folder: Path) -> list[Path]:
-    """Folders next to an index with names that only replacements and snapshots give."""
-    parent = folder.absolute().parent
-    try:
-        return sorted(path for path in parent.iterdir() if _pattern(folder).fullmatch(path.name))
-    except OSError:
-        return []
-
-
-def _pattern(folder: Path) -> re.Pattern[str]:
-    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+|snapshot)")
-
-
 def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
     """Whether `path`, next to the index `folder`, was made from the index with the id `owner`, and is nothing but that.
 
@@ -173,7 +159,8 @@ def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
         folder: Of the index.
         owner: The id of the index that should have made it.
     """
-    if path.absolute().parent != folder.absolute().parent or _pattern(folder).fullmatch(path.name) is None:
+    beside = (previous_of(folder), replacement_of(folder), snapshot_of(folder))
+    if path.absolute() not in [place.absolute() for place in beside]:
         return False
     if path.is_symlink() or not path.is_dir():
         return False
