@@ -246,7 +246,7 @@ def build_cached(reader: Reader, about: About, root: Path) -> Base:
             _write(base, about, scratch)
             target = root / f"{reader.version}"
             if target.exists():
-                _discard(target, root)
+                _discard(target, root.parent)
             scratch.replace(target)
         except (OSError, MemoryError, GeniusError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
@@ -395,16 +395,10 @@ def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) ->
     return wrong
 
 
-def _discard(path: Path, root: Path) -> None:
-    """Remove a cache: under another name first, so that none is ever half there."""
-    if root.is_symlink() or path.is_symlink():
-        raise GeniusError(f"{path} is a link, or lies behind one: it is not deleted")
-    if path.name.startswith(BUILDING):
-        leaving = path
-    else:
-        leaving = root / f"{BUILDING}{path.name}-{os.getpid()}-gone"
-        path.rename(leaving)
-    remove(leaving, root.parent)
+def _discard(path: Path, index: Path) -> None:
+    """Remove a cache: first the file that tells what it is, so that none is believed while it goes."""
+    remove(path / BASE, index)
+    remove(path, index)
 
 
 def sweep(root: Path) -> None:
@@ -427,4 +421,4 @@ def forget(root: Path, keep: int | None) -> None:
         ours = name.isdecimal() or name.startswith(BUILDING)
         if ours and name != str(keep):
             with contextlib.suppress(GeniusError, OSError):
-                _discard(root / name, root)
+                _discard(root / name, root.parent)

@@ -21,7 +21,6 @@ from genius.index import Index, searching, writing
 from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row, spelled
 from genius.index.names import common_root, deleted_ids, file_id, keep_deleted, real_path, root_of
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
-from genius.index.results import AddReport
 from genius.pictures import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
@@ -131,7 +130,9 @@ def ingest(
         on_error="skip",
         on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
     )
-    _count(report, total)
+    report.added = total.added
+    report.replaced = total.replaced
+    report.problems += total.problems
     deleted_items = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
     if config.prune:
         for start in range(0, len(deleted_items), 1000):
@@ -145,12 +146,6 @@ def ingest(
             keep_deleted(index.path, kept)
     report.seconds = time.monotonic() - started
     return report
-
-
-def _count(report: IngestReport, total: AddReport) -> None:
-    report.added = total.added
-    report.replaced = total.replaced
-    report.problems += total.problems
 
 
 # -- finding ---------------------------------------------------------------------------------------------------
