@@ -177,12 +177,31 @@ def test_what_a_killed_snapshot_left_goes_with_the_next(index: Index, tmp_path: 
     assert index.snapshot(target).items == 1 and check(target).ok and not half.exists()
 
 
-def test_two_snapshots_of_one_name_do_not_mix(index: Index, tmp_path: Path) -> None:
+def test_two_snapshots_of_one_name_do_not_mix(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair_module, "LOCK_S", 0.1)
     index.add([Item("a", text="a")])
     target = tmp_path / "copy.genius"
     with repair_module._half_made(target, index.about.id), pytest.raises(GeniusError, match="is being written by another"):
         index.snapshot(target)
     assert index.snapshot(target).items == 1
+
+
+def test_a_snapshot_that_another_one_sweeps_away_at_its_start_begins_anew(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add([Item("a", text="a")])
+    make = repair_module.make_folder
+    swept = []
+
+    def make_and_lose(folder: Path) -> None:
+        make(folder)
+        if not swept:
+            swept.append(folder)
+            repair_module._sweep(folder.parent, index.about.id)
+
+    monkeypatch.setattr(repair_module, "make_folder", make_and_lose)
+    assert index.snapshot(tmp_path / "copy.genius").items == 1 and swept
+    assert not snapshot_of(tmp_path / "copy.genius").exists()
 
 
 def test_a_folder_of_others_in_the_place_of_a_snapshot_stays(index: Index, tmp_path: Path) -> None:

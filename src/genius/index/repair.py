@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
 BELIEVED = 20  # versions that may be missing at the end; a ledger that says more is wrong
 ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
+LOCK_S = 5.0  # seconds that a snapshot waits for another one of the same name
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +109,32 @@ def _half_made(target: Path, owner: str) -> Iterator[Path]:
     folder = snapshot_of(target)
     if os.path.lexists(folder) and not is_sibling(folder, target, origin_of(folder)):
         raise GeniusError(f"{folder} is in the way: it is not a snapshot on its way to {target}; move it elsewhere")
-    make_folder(folder)
     with contextlib.ExitStack() as held:
-        if sys.platform != "win32":  # Windows cannot rename a folder with an open file
-            held.enter_context(WriteLock(folder / ".lock", 0.0).hold())
+        _claim(folder, held)
         try:
             write_origin(folder, owner)
             yield folder
         finally:
             if folder.exists():
                 remove(folder, target, owner)
+
+
+def _claim(folder: Path, held: contextlib.ExitStack) -> None:
+    """Make a folder and lock it; again, if another snapshot took it for a killed one's before it was locked, and removed it."""
+    for _ in range(ATTEMPTS):
+        try:
+            make_folder(folder)
+            if sys.platform == "win32":  # Windows cannot rename a folder with an open file
+                return
+            held.enter_context(WriteLock(folder / ".lock", LOCK_S).hold())
+        except GeniusError:
+            if folder.exists():
+                raise
+            continue
+        if (folder / ".lock").exists():
+            return
+        held.close()
+    raise GeniusError(f"cannot write {folder}: another process removes it")
 
 
 def _sweep(parent: Path, owner: str) -> None:

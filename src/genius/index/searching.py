@@ -65,6 +65,18 @@ class QueryVectors:
             if hasattr(value, "detach"):
                 object.__setattr__(self, name, as_numpy(value))
 
+    def take(self, rows: Sequence[int]) -> QueryVectors:
+        """Some of the queries.
+
+        Args:
+            rows: Their positions.
+        """
+        taken: dict[str, Any] = {}
+        for name in ("z", "dense", "targets", "pictured", "modality"):
+            if getattr(self, name) is not None:
+                taken[name] = getattr(self, name)[list(rows)]
+        return replace(self, scale=tuple(self.scale[row] for row in rows), **taken)
+
     def check(self, width: int) -> None:
         """Refuse anything but vectors of this width, and one target for each.
 
@@ -102,69 +114,66 @@ class _Ranked:
 
 
 def search_requests(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
-    """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
-    places_by_request: dict[SearchRequest, list[int]] = {}
-    for place, request in enumerate(requests):
-        if request.diverse:  # answers that differ are chosen among more
-            request = replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
-        places_by_request.setdefault(request, []).append(place)
+    """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests.
+
+    Args:
+        state: The index.
+        queries: Of mode "similarity".
+        requests: One for each query.
+    """
     if not queries:
         return []
     modalities = state.modalities()
-    targeted_queries = [with_default(query, request, modalities) for query, request in zip(queries, requests, strict=True)]
-    groups = []
-    for request, places in places_by_request.items():
-        group_queries = [targeted_queries[place] for place in places]
-        if request.strict:
-            expanded = group_queries
-            owner = list(range(len(group_queries)))
-        else:
-            expanded, owner = spread(group_queries, modalities)
-        groups.append((request, places, expanded, owner))
-    searched = [query for *_, expanded, _ in groups for query in expanded]
+    targeted = [with_default(query, request, modalities) for query, request in zip(queries, requests, strict=True)]
+    searched: list[Query] = []
+    owner: list[int] = []  # of which query each is a part
+    rows: dict[SearchRequest, list[int]] = {}
+    for number, (query, request) in enumerate(zip(targeted, requests, strict=True)):
+        parts = [query]
+        if not request.strict:
+            parts = spread(parts, modalities)[0]
+        rows.setdefault(_wider(request), []).extend(range(len(searched), len(searched) + len(parts)))
+        searched += parts
+        owner += [number] * len(parts)
     model = state.model  # of all that follows: `search` refuses what another one has embedded
     embedded = embed_queries(model, searched)
     if state.query_log is not None:
         state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
     targets = np.array([target_code(query.target) for query in searched], np.int64)
     pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
-    parts = []
-    first = 0
-    for request, _, expanded, owner in groups:
-        at = slice(first, first + len(expanded))
-        vectors = QueryVectors(
-            embedded.z[at],
-            embedded.dense[at],
-            targets[at],
-            pictured[at],
-            embedded.modality[at],
-            scales(state.model, expanded, owner),
-        )
-        parts.append((vectors, request))
-        first += len(expanded)
-    group_hits = state.consistent(lambda: search(state, parts, model))
-    answers: dict[int, Hits] = {}
-    for (request, places, _, owner), hits in zip(groups, group_hits, strict=True):
+    vectors = QueryVectors(embedded.z, embedded.dense, targets, pictured, embedded.modality, scales(model, searched, owner))
+    groups = [(vectors.take(own), request) for request, own in rows.items()]
+    found: list[list[Hits]] = [[] for _ in queries]
+    for own, group in zip(rows.values(), state.consistent(lambda: search(state, groups, model)), strict=True):
+        for row, hits in zip(own, group, strict=True):
+            found[owner[row]].append(hits)
+    out = []
+    for given, query, request, hits_of_parts in zip(queries, targeted, requests, found, strict=True):
+        hits = _together(hits_of_parts, _wider(request).k)
         confidence = model.confidence(request.settings(model, state.about.vectors).reranker)
-        for place, query_hits in zip(places, gather(hits, owner, request.k), strict=True):
-            answers[place] = with_probabilities(query_hits, confidence, targeted_queries[place].image is not None)
-    out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
-    for query_hits, query in zip(out, targeted_queries, strict=True):
-        query_hits.target = query.target
-    for number, (query, request) in enumerate(zip(queries, requests, strict=True)):
-        defaulted = query.target is None and targeted_queries[number].target is not None
-        if defaulted and not out[number] and not _any_of_target(state, targeted_queries[number].target, request.where):
-            out[number] = search_requests(state, [query], [replace(request, any_modality=True)])[0]
-            targeted_queries[number] = query
-    out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
+        hits = with_probabilities(hits, confidence, query.image is not None)
+        if request.diverse:
+            hits = apart(hits, request.k)
+        hits.target = query.target
+        defaulted = given.target is None and query.target is not None
+        if defaulted and not hits and not _any_of_target(state, query.target, request.where):
+            hits = search_requests(state, [given], [replace(request, any_modality=True)])[0]
+        out.append(probable(hits, request.min_probability))
     if not all(out):
         counts = state.consistent(lambda: describe_index(state.path, state.about, state.reader()))["modalities"]
-        for query_hits, query, request in zip(out, targeted_queries, requests, strict=True):
-            if query_hits:
-                query_hits.why = None
-            elif query_hits.why is None:
-                query_hits.why = why_nothing(query.target, request, counts)
+        for hits, request in zip(out, requests, strict=True):
+            if hits:
+                hits.why = None
+            elif hits.why is None:
+                hits.why = why_nothing(hits.target, request, counts)
     return out
+
+
+def _wider(request: SearchRequest) -> SearchRequest:
+    """What the engine is asked for: hits that differ are chosen among more."""
+    if request.diverse:
+        return replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
+    return request
 
 
 def _any_of_target(state: Index, target: Modality | None, where: str | None) -> bool:
@@ -478,15 +487,10 @@ def item_of_row(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]), modality=modality)
 
 
-def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
-    """The hits of the queries that `spread` was given, best first."""
-    parts: list[list[Hits]] = [[] for _ in range(max(owner, default=-1) + 1)]
-    for hits, number in zip(answers, owner, strict=True):
-        parts[number].append(hits)
-    return [_together(query_parts, k) if len(query_parts) > 1 else query_parts[0] for query_parts in parts]
-
-
 def _together(parts: Sequence[Hits], k: int) -> Hits:
+    """The hits of the parts of one query, best first."""
+    if len(parts) == 1:
+        return parts[0]
     whole = Hits(sorted((hit for hits in parts for hit in hits), key=lambda hit: -hit.score)[:k])
     whole.plan = parts[0].plan
     whole.considered = sum(hits.considered for hits in parts)
