@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,27 +341,23 @@ def _matrix(column: Any) -> np.ndarray:
 # -- rows on their way into another table: a copy, what a repair brings back, a collection that is fitted anew ------------------
 
 
+@dataclass(slots=True)
 class Tally:
     """How many rows passed by, and the sum of their checksums: whether what was read is what was written."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.total = 0
+    rows: int = 0
+    total: int = 0
 
     def counting(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, counted as they pass."""
+        """The same batches, counted as they pass.
+
+        Args:
+            batches: With checksums.
+        """
         for batch in batches:
-            self.add(batch.num_rows, batch.column(SUM).to_pylist())
+            self.rows += batch.num_rows
+            self.total += sum(batch.column(SUM).to_pylist())
             yield batch
-
-    def add(self, rows: int, sums: Sequence[int | None]) -> None:
-        self.rows += rows
-        self.total += sum(value for value in sums if value is not None)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tally) and (self.rows, self.total) == (other.rows, other.total)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBatch]:

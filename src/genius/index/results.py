@@ -73,12 +73,13 @@ class Hits(list[Hit]):
         """JSON-ready mappings, one per hit (`Hit.to_dict`)."""
         return [hit.to_dict() for hit in self]
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _columns(self) -> dict[str, list[Any]]:
         rows = []
         for hit in self.to_list():
             metadata = hit.pop("metadata")
             rows.append(flat(hit, metadata))
-        return rows
+        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def to_arrow(self) -> pa.Table:
         """An Arrow table, one row per hit; metadata fields are columns.
@@ -89,9 +90,7 @@ class Hits(list[Hit]):
         """
         import pyarrow as pa
 
-        rows = self._rows()
-        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
-        return pa.table({name: [row.get(name) for row in rows] for name in names})
+        return pa.table(self._columns())
 
     def to_pandas(self) -> Any:
         """A pandas data frame, one row per hit; metadata fields are columns.
@@ -99,10 +98,7 @@ class Hits(list[Hit]):
         Raises:
             GeniusError: If pandas is not installed.
         """
-        pandas = imported("pandas", "to_pandas")
-        rows = self._rows()
-        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
-        return pandas.DataFrame(rows, columns=names)
+        return imported("pandas", "to_pandas").DataFrame(self._columns())
 
     def sorted_by(self, field: str, descending: bool = False) -> Hits:
         """The same hits by a metadata field; those without it come last.

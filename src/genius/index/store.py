@@ -424,19 +424,18 @@ class Store:
         self.verify_rows(tally)
         return tally.rows
 
-    def verify_rows(self, expected: Tally, where: str | None = None) -> None:
+    def verify_rows(self, expected: Tally) -> None:
         """Read rows of the newest version back from the disk and compare them with their checksums, and with what was written.
 
         Args:
             expected: count and checksums of the rows, taken on their way in.
-            where: a condition that only these rows meet; None for all rows.
 
         Raises:
             GeniusError: a row is missing, cannot be read or is not as it was written.
         """
         found = Tally()
         try:
-            for batch in found.counting(good_rows(self.peek(self.newest()), where)):
+            for batch in found.counting(good_rows(self.peek(self.newest()))):
                 del batch
         except GeniusError as error:
             raise GeniusError(
