@@ -182,7 +182,7 @@ class Bench:
         self, trained: Trained, test: FeatureSet, methods: tuple[str, ...], target: str, seed: int
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every method's summary, and those of GENIUS and GENIUS^R with more beams."""
-        fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "survival": 0, "most": MOST, "batch": AT_ONCE}
+        fixed = {"pools": ("universal",), "rerank": RERANK, "depth": 10, "most": MOST, "batch": AT_ONCE}
         settings = EvalConfig(methods=methods, target=target, seed=seed, **fixed)  # type: ignore[arg-type]
         yield from summaries(evaluate(trained.model, test, settings))
         wide = dataclasses.replace(settings, methods=("dense", "dense-given", "genius", "genius-r"), beams=(WIDE,))

@@ -202,7 +202,8 @@ class Part:
 class Bench:
     """Items, queries of all splits, and the bank that training would keep."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, device: str = "cpu") -> None:
+        self.device = device
         with np.load(folder / "items.npz") as arrays:
             self.items: Floats = arrays["z"].astype(np.float32)
             self.modality: Ints = arrays["modality"].astype(np.int64)
@@ -248,10 +249,15 @@ class Bench:
         crossed = (bank_subset(bank, ~held_out), self.held_out.judged())
         return bank, choose(bank, self.judged, self.items, self.modality, further=[crossed], shown=self.shown)
 
-    def engine(self, bank: QueryBank, biased: QueryBank | None, model: Genius, rows: Ints) -> SearchEngine:
+    def engine(
+        self, bank: QueryBank, biased: QueryBank | None, model: Genius, rows: Ints, vectors: Floats | None = None
+    ) -> SearchEngine:
+        """Of some items; `vectors`: in place of theirs."""
         trie = CodeTrie.build(self.codes[rows], model.config.quantizer.level_sizes)
-        vectors = self.items[rows].astype(np.float16)
-        return SearchEngine(model.generator, model.quantizer, trie, vectors, bank=bank, bias_bank=biased)
+        stored = vectors
+        if stored is None:
+            stored = self.items[rows].astype(np.float16)
+        return SearchEngine(model.generator, model.quantizer, trie, stored, self.device, bank=bank, bias_bank=biased)
 
     def grown(self, bank: QueryBank, biased: QueryBank, model: Genius, rows: Ints, first: int) -> SearchEngine:
         """An engine of the first rows, to which the others were added after item biases were computed."""

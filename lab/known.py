@@ -15,9 +15,9 @@ from genius.encoders.base import encode_items
 from genius.known_instructions import KnownInstructions
 from genius.model.genius import Genius
 from genius.model.known_items import knows, save_knows
-from genius.types import TEMPLATES
+from genius.types import TEMPLATES, Modality
+from lab.icons.model import TASKS
 from lab.icons.write import INSTRUCTIONS
-from lab.mini.data import KINDS
 
 ITEMS, SEED = 1500, 0
 
@@ -25,8 +25,8 @@ ITEMS, SEED = 1500, 0
 def known_instructions() -> KnownInstructions:
     """Wordings by direction, the library's first."""
     wordings = {direction: list(own) for direction, own in TEMPLATES.items()}
-    for task, direction in KINDS.items():
-        wordings[direction] += INSTRUCTIONS[task]
+    for task, (query, target) in TASKS.items():
+        wordings[Modality.parse(query), Modality.parse(target)] += INSTRUCTIONS[task]
     return KnownInstructions(wordings)
 
 

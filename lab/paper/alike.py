@@ -21,7 +21,6 @@ Recipe = dict[str, Any]
 BESIDE = (
     "output",
     "device",
-    "tensorboard",
     "seed",
     "encoder_uri",
     "run.log_every",

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -32,6 +33,7 @@ from lab.paper.identifiers import Identifiers
 BASELINES: dict[str, str] = {
     "irgen": "IRGen-style: residual ids by reconstruction only, no modality code",
     "grace-numeric": "GRACE-style: random numbers, digit by digit",
+    "grace-atomic": "GRACE-style: a token of its own for every item",
     "grace-string": "GRACE-style: random strings, token by token",
     "grace-semantic": "GRACE-style: nearest words of a learned vocabulary",
     "grace-structured": "GRACE-style: path in a tree of clusters",
@@ -167,6 +169,8 @@ def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
         return identifiers.residual(world.items, tuple(model.config.quantizer.level_sizes[1:]), seed)
     if name == "grace-numeric":
         return identifiers.numeric(world.items, seed)
+    if name == "grace-atomic":
+        return identifiers.atomic(world.items, seed)
     if name == "grace-string":
         return identifiers.string(world.items, seed)
     if name == "grace-semantic":
@@ -174,14 +178,33 @@ def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
     return identifiers.structured(world.items, seed)
 
 
-def train_generator(ids: Identifiers, world: _World, model: Genius, config: BaselineConfig) -> Generator:
+def train_baseline(
+    name: str, model: Genius, train: FeatureSet, test: FeatureSet, config: BaselineConfig, curve: list[dict[str, Any]]
+) -> tuple[Identifiers, Generator, _World]:
+    """A baseline's identifiers and generator; the lines of its training are added to `curve`."""
+    world = _World.of(model, train, test)
+    ids = assign(name, world, model, config.seed)
+    return ids, train_generator(ids, world, model, config, curve), world
+
+
+def baseline_method(name: str, ids: Identifiers, generator: Generator, world: _World, beams: int) -> BeamMethod:
+    """The search of a trained baseline, named NAME@BEAMS."""
+    codes = ids.codes[world.test_rows.cpu().numpy()]
+    source = IdSource(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, labelled=False)
+    return BeamMethod(f"{name}@{beams}", Decodings(), beams, source=source)
+
+
+def train_generator(
+    ids: Identifiers, world: _World, model: Genius, config: BaselineConfig, curve: list[dict[str, Any]] | None = None
+) -> Generator:
     """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
+    import json
     import tempfile
 
     from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
     from genius.train.generator import Frozen, GeneratorStage
-    from genius.train.journal import Journal
-    from genius.train.loop import Runtime, make_accelerator, run_stage
+    from genius.train.journal import METRICS, Journal
+    from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
 
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
@@ -207,11 +230,12 @@ def train_generator(ids: Identifiers, world: _World, model: Genius, config: Base
     stage = GeneratorStage(data, frozen, None, books, ModelConfig(), settings, config.seed, generator=generator)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        runtime = Runtime(
-            make_accelerator(device.type), Journal(folder, quiet=True), config.seed, RunConfig(patience=0, average=0.0)
-        )
+        run = RunConfig(patience=0, average=0.0, log_every=max(1, config.steps // LOOKS))
+        runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed, run)
         run_stage(stage, settings, runtime, folder / "checkpoint")
-        runtime.journal.close()
+        if curve is not None:
+            lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+            curve += [{name: line[name] for name in ("step", "nats", "code1", "codes")} for line in lines if "loss" in line]
     return stage.generator.eval()
 
 

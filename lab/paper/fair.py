@@ -253,7 +253,7 @@ def measured(model: Any, test: FeatureSet, row: Row) -> dict[str, dict[str, Any]
     """pool -> method -> task -> (Q,) whether each query's answer was among the first five."""
     pools = tuple(dict.fromkeys(map(pool_of, row.tables)))
     fixed: dict[str, Any] = {"beams": (BEAMS,), "pools": pools, "depth": 10, "batch": AT_ONCE}
-    config = EvalConfig(methods=("dense", "genius", "genius-r"), bootstrap=0, survival=0, reference="", **fixed)
+    config = EvalConfig(methods=("dense", "genius", "genius-r"), bootstrap=0, reference="", **fixed)
     found = evaluate(model, test, config)
     out: dict[str, dict[str, Any]] = {pool: {} for pool in found.pools}
     for (task, method, pool), values in found.main_values.items():

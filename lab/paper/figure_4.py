@@ -91,7 +91,7 @@ def speed(
         part, asked, rows = _shrunk(data, wanted, queries or experiment.queries)
         size = len(part.pool)  # more than wanted where the queries have more answers: the column must say so
         say(f"{size:,} candidates")
-        config = EvalConfig(methods=experiment.methods, beams=experiment.beams, pools=("universal",), bootstrap=0, survival=0)
+        config = EvalConfig(methods=experiment.methods, beams=experiment.beams, pools=("universal",), bootstrap=0)
         found[size] = evaluate(model, part, config, extra=[_over(method, asked, rows) for method in baselines], progress=say)
     encoder = encoder_seconds(model)
     results = [

@@ -45,6 +45,11 @@ def numeric(items: Tensor, seed: int = 0) -> Identifiers:
     return _written(np.random.default_rng(seed).permutation(len(items)), len(items), 10)
 
 
+def atomic(items: Tensor, seed: int = 0) -> Identifiers:
+    """GRACE's atomic ids: one token for every item, drawn at random."""
+    return Identifiers(np.random.default_rng(seed).permutation(len(items))[:, None].astype(np.int64), (len(items),))
+
+
 def string(items: Tensor, seed: int = 0, alphabet: int = 64) -> Identifiers:
     """GRACE's string ids: arbitrary distinct strings; a token is a piece of one, so they are shorter than numbers."""
     room = alphabet ** (math.ceil(math.log(max(len(items), 2), alphabet)) + 1)  # sparse: most strings name nothing

@@ -106,7 +106,6 @@ def _config(experiment: Experiment, request: Request, tasks: Sequence[Task], **c
         tasks=tuple(task.key for task in tasks),
         queries=request.queries or experiment.queries,
         reference="score-fusion" if "score-fusion" in experiment.methods else "genius",
-        survival=0,
         bootstrap=1000,
     )
     return replace(config, **changes)
@@ -137,8 +136,7 @@ def _methods(
         planned = read_train_config(request.base, _changes(name, AblationRow("single"), request, data.pool.width))
         recipes = {ALL: recipe_of(request.model), "single task": flat(to_dict(planned))}
         refuse_unlike(ALL, {row: _on_features(own) for row, own in recipes.items()}, {})
-    methods = tuple(m for m in experiment.methods if m != "feature-fusion")  # comes under its encoder's name, with --dense
-    config = _config(experiment, request, tasks, methods=methods)
+    config = _config(experiment, request, tasks, methods=experiment.methods)
     others = other_encoders(request.dense, request.source(), data)
     extra = _baselines(experiment, request, model, data, say)
     evaluation = evaluate(model, data, config, extra=[*others, *extra], progress=say)

@@ -323,7 +323,12 @@ class Query:
 
 
 def modality_of(has_image: bool, has_text: bool) -> Modality:
-    """Modality of an item or query with these parts."""
+    """Modality of an item or query with these parts.
+
+    Args:
+        has_image: Whether it has an image.
+        has_text: Whether it has a text.
+    """
     if has_image and has_text:
         return Modality.PAIR
     if not has_image and not has_text:
@@ -334,7 +339,11 @@ def modality_of(has_image: bool, has_text: bool) -> Modality:
 
 
 def coerce_content(value: ContentInput) -> dict[str, Any]:
-    """Convert a user's value to {"text": …, "image": …}. A string that names an existing image file is its path."""
+    """Convert a user's value to {"text": …, "image": …}. A string that names an existing image file is its path.
+
+    Args:
+        value: A text, the path of an image, bytes of an image, an opened image, or a dictionary of both.
+    """
     if isinstance(value, Mapping):
         unknown = set(value) - {"text", "image"}
         if unknown:

@@ -27,7 +27,7 @@ def test_help_lists_the_commands() -> None:
     "arguments",
     [
         ("convert", "official", "--quantizer", "no.pth", "--generator", "no.pth", "--output", "out"),
-        ("features", "encode", "no-model", "no.pt", "--output", "x.npy"),
+        ("features", "extract", "no-model", "no-data", "x"),
         ("search", "no.genius", "--text", "a"),
         ("train", "no.toml"),
         ("info", "no.genius"),

@@ -27,8 +27,8 @@ def commands(group: Any, name: str = "genius") -> Iterator[tuple[str, Any]]:
 
 ALL = dict(commands(typer.main.get_command(app)))
 ON_A_DEVICE = {f"genius {name}" for name in (
-    "demo", "index", "search", "explain", "duplicates", "serve", "mcp", "train", "eval", "features encode", "features search",
-    "features extract", "learn", "reencode",
+    "demo", "index", "search", "explain", "duplicates", "serve", "mcp", "train", "eval", "features extract",
+    "learn", "reencode",
 )}  # fmt: skip
 NO_JSON = {"genius serve", "genius mcp", "genius recipes"}  # they answer in another form
 

@@ -11,13 +11,11 @@ from PIL import Image
 from shapes_encoder import ShapesEncoder
 from torch import Tensor
 
-from genius.data import open_collection
 from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.mbeir import MBeir
 from genius.encoders.base import encode_items, encode_queries
 from genius.errors import GeniusError
-from genius.model.quantizer import score_fusion
 from lab.mbeir.shapes import write_synthetic_mbeir
 
 ROWS = ("mscoco_task0", "nights_task4", "infoseek_task8")
@@ -116,32 +114,3 @@ def test_missing_images_fail_before_anything_is_encoded(tmp_path: Path) -> None:
     with pytest.raises(GeniusError, match="1 candidates' images are missing"):
         extract(encoder, MBeir(root), tmp_path / "f", SMALL)
     assert encoder.pictures == 0
-
-
-def test_feature_fusion_gives_one_vector_an_item(root: Path, tmp_path: Path) -> None:
-    config = ExtractConfig(batch_size=4, shard_rows=8, half=False, fusion="feature")
-    encoder, data = ShapesEncoder(16), MBeir(root)
-    result = extract(encoder, data, tmp_path / "ff", config)
-    assert result is not None
-    for features in (result.pool, result.queries):
-        assert ((features.image.norm(dim=1) > 0) ^ (features.text.norm(dim=1) > 0)).all()
-    kinds = {item.id: item.modality for item in data.pool()}
-    assert result.pool.modality.tolist() == [int(kinds[name]) for name in result.pool_ids]
-    assert torch.isfinite(score_fusion(result.pool)).all()
-
-    class Towers:
-        width = 16
-
-        def fingerprint(self) -> str:
-            return "towers"
-
-    with pytest.raises(GeniusError, match="encode_pairs"):
-        extract(Towers(), data, tmp_path / "no", config)  # type: ignore[arg-type]
-
-
-def test_published_files_from_an_extraction(root: Path, tmp_path: Path) -> None:
-    result = extract(ShapesEncoder(16), open_collection(root), tmp_path / "f")
-    assert result is not None and result.pool.image.dtype == torch.float16
-    result.to_published(tmp_path / "q.pt", tmp_path / "c.pt")
-    back = FeatureSet.from_published(tmp_path / "q.pt", tmp_path / "c.pt", pairs=result.pairs)
-    assert back.pool_ids == result.pool_ids and torch.equal(back.pool.image, result.pool.image)

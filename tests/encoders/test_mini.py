@@ -61,23 +61,6 @@ def test_a_picture_does_not_depend_on_its_file_size(encoder: MiniEncoder) -> Non
     assert torch.equal(encoder.encode_images([picture]), encoder.encode_images([encoder.prepare_image(picture)]))
 
 
-def test_folding_the_normalisation_changes_nothing(tokenizer_file: Path, pictures: list[Image.Image]) -> None:
-    torch.manual_seed(0)
-    trained = MiniEncoder(TINY, Tokens.load(tokenizer_file, TINY.text_length), normed=True).train()
-    for _ in range(3):  # statistics that are not 0 and 1
-        trained.image(trained.pixels(pictures) * 2 + 1)
-    for module in trained.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.normal_(module.weight)
-            torch.nn.init.normal_(module.bias)
-    before = trained.eval().encode_images(pictures)
-    trained.image.fold()
-    torch.testing.assert_close(trained.encode_images(pictures), before, atol=1e-4, rtol=1e-4)
-    plain = MiniEncoder(TINY, trained.tokens)
-    plain.load_state_dict(trained.state_dict())  # what ships has no trace of it
-    assert torch.equal(plain.encode_images(pictures), trained.encode_images(pictures))
-
-
 @pytest.mark.parametrize("storage", ["int8", "float32"])
 def test_saving_twice_keeps_every_value(storage: str, encoder: MiniEncoder, tmp_path: Path, pictures: list[Image.Image]) -> None:
     object.__setattr__(encoder.config, "storage", storage)

@@ -123,7 +123,7 @@ def test_twelve_queries_by_hand() -> None:
 
 
 def run(model: Genius, data: FeatureSet, **changes: object) -> Evaluation:
-    values: dict[str, object] = {"beams": (8,), "depth": 10, "bootstrap": 20, "survival": 10, "rerank": 40} | changes
+    values: dict[str, object] = {"beams": (8,), "depth": 10, "bootstrap": 20, "rerank": 40} | changes
     return evaluate(model, data, EvalConfig(**values))  # type: ignore[arg-type]
 
 
@@ -280,7 +280,7 @@ def test_positives_in_another_tasks_pool_count_where_they_can_be_found(model: Ge
 
 
 def test_known_targets_restrict_the_beams(model: Genius, data: FeatureSet) -> None:
-    told = run(model, data, methods=("genius",), pools=("universal",), target="given", survival=0)
+    told = run(model, data, methods=("genius",), pools=("universal",), target="given")
     kinds = data.pool.modality.numpy()
     for task, direction in zip(told.query_rows, (I, T, P), strict=True):
         rows = told.runs[task, "genius", "universal"][0]
@@ -299,8 +299,6 @@ def test_decodings_are_shared_but_never_across_pools(model: Genius, data: Featur
 def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:
     with pytest.raises(GeniusError, match="unknown method 'bm25'"):
         run(model, data, methods=("bm25",))
-    with pytest.raises(GeniusError, match="needs an encoder that fuses"):
-        run(model, data, methods=("feature-fusion",))
     with pytest.raises(GeniusError, match="none of the tasks nowhere"):
         run(model, data, tasks=("nowhere",))
 

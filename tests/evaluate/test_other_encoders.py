@@ -1,4 +1,4 @@
-"""Dense rows by other encoders (`--dense`, `--fused`): UniIR's checkpoints, from the file to the table."""
+"""Dense rows by other encoders (`--dense`): UniIR's checkpoints, from the file to the table."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_encoders_named_on_the_command_line_are_rows_of_the_evaluation(
         "eval", str(world.model), f"mbeir:{world.root}", "--methods", "dense", "--bootstrap", "0", "--pools", "local",
         "--cache", str(tmp_path / "cache"), "--json",
     ]  # fmt: skip
-    found = call(*arguments, *named, "--fused", f"uniir:{checkpoints['BLIP-FF']}")["results"]
-    assert {r["method"] for r in found} == {"dense", "feature-fusion", "BLIP-SF", "BLIP-FF"}
-    folders = sorted(path.name for path in (tmp_path / "cache").iterdir())
-    assert len(folders) == 3 and sum(name.endswith("-fused") for name in folders) == 1  # the model's, BLIP-SF, BLIP-FF once
-    data = FeatureSet.load(next(path for path in (tmp_path / "cache").iterdir() if path.name.endswith("-fused")))
+    found = call(*arguments, *named)["results"]
+    assert {r["method"] for r in found} == {"dense", "BLIP-SF", "BLIP-FF"}
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # the model's, BLIP-SF, BLIP-FF
+    mark = load_encoder(f"uniir:{checkpoints['BLIP-FF']}").fingerprint()[:12]
+    data = FeatureSet.load(next(path for path in (tmp_path / "cache").iterdir() if mark in path.name))
     asked, pool = vectors_by_hand(checkpoints["BLIP-FF"], MBeir(world.root))
     assert torch.allclose(score_fusion(data.queries.to("cpu", torch.float32)), asked, atol=1e-3)  # stored as fp16
     assert torch.allclose(score_fusion(data.pool.to("cpu", torch.float32)), pool, atol=1e-3)
@@ -77,7 +77,6 @@ def test_encoders_named_on_the_command_line_are_rows_of_the_evaluation(
         gold = data.positives()
         hits = [bool(set(rows[top].tolist()) & set(gold[q])) for q, top in zip(queries.tolist(), best, strict=True)]
         assert per["BLIP-FF", task]["hit@5"] == pytest.approx(np.mean(hits)), task
-        assert per["feature-fusion", task] == per["BLIP-FF", task]
     assert any(metrics != per["BLIP-SF", task] for (method, task), metrics in per.items() if method == "BLIP-FF")
 
 
@@ -86,9 +85,7 @@ def test_tables_of_the_paper_have_the_row_beside_the_papers(name: str, world: Wo
     """With features extracted beforehand, as one would for 5.6 million candidates."""
     path = write_checkpoint(blip("ff"), tmp_path / "uniir" / "blip_ff_large.pth")
     extracted = tmp_path / "ff"
-    runner = CliRunner().invoke(
-        app, ["features", "extract", f"uniir:{path}", str(world.root), str(extracted), "--fusion=feature"]
-    )
+    runner = CliRunner().invoke(app, ["features", "extract", f"uniir:{path}", str(world.root), str(extracted)])
     assert runner.exit_code == 0, runner.output
     done = CliRunner().invoke(
         lab, ["reproduce", name, "--data", str(world.test), "--model", str(world.model), f"--dense=BLIP-FF={extracted}",
@@ -110,10 +107,8 @@ def test_one_line_errors(world: World, checkpoints: dict[str, Path], seeing: Non
         ([*start, "--dense", "blip.pth"], "--dense takes NAME=URI"),
         ([*start, "--dense", "genius=blip.pth"], "with a name that is not in use"),
         ([*start, "--dense", f"X={tmp_path / 'gone.pth'}"], "no such model"),
-        ([*start, "--fused", f"uniir:{checkpoints['BLIP-SF']}"], "two towers and does not fuse them"),
         ([*narrow, "--dense", f"X=uniir:{checkpoints['BLIP-FF']}"], "holds features, not pictures and texts"),
         ([*narrow, "--dense", f"X={world.train}"], "belong to other queries or candidates than this evaluation"),
-        ([*narrow, "--methods", "feature-fusion"], "--fused uniir:"),
     ):
         lines = [line for line in call(*arguments, code=2).splitlines() if line.startswith("genius:")]
         assert len(lines) == 1 and words in lines[0], (arguments, lines)

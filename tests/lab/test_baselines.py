@@ -89,7 +89,7 @@ def tiny(width: int) -> Genius:
 def test_baselines_learn_with_the_same_generator(sets: tuple[FeatureSet, FeatureSet]) -> None:
     train, test = sets
     model = tiny(24)
-    config = EvalConfig(methods=(), pools=("universal",), beams=(10,), bootstrap=0, survival=0)
+    config = EvalConfig(methods=(), pools=("universal",), beams=(10,), bootstrap=0)
     names = ("irgen", "grace-structured")
     trained = build_baselines(names, model, train, test, beams=(10,), steps=90)
     lazy = build_baselines(names, model, train, test, beams=(10,), steps=1)

@@ -73,6 +73,57 @@ def test_a_choice_must_be_better_than_chance() -> None:
     assert bias_choice._best_choice(values | {(0.05, 0.0): usual + 0.01}, (0.05, 0.4))[1] == 0
 
 
+def hub_like(seed: int, hubness: float) -> tuple[np.ndarray, np.ndarray, list[list[int]]]:
+    """300 items and 900 queries, and their positives; `hubness`: how far twenty items lie where all queries look."""
+    middle = unit(1, seed)
+    items = normalized(np.concatenate([unit(280, seed + 1) + middle, unit(20, seed + 2) * 0.2 / max(hubness, 0.05) + middle]))
+    wanted = np.random.default_rng(seed).integers(0, 300, 900)
+    queries = normalized(items[wanted] + hubness * middle + 1.1 * unit(900, seed + 3))
+    return items, queries, [[int(row)] for row in wanted]
+
+
+@pytest.mark.parametrize("hubness", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_chosen_never_loses_by_more_than_chance_on_other_queries(hubness: float, seed: int) -> None:
+    """Neither for vectors nor for codes; where there is a gain it is found."""
+    items, queries, positives = hub_like(10 * seed, hubness)
+    coarse = normalized(items + 0.6 * unit(300, 10 * seed + 5))
+    modality = np.zeros(len(items), np.int64)
+    judged = JudgedQueries(queries[300:600], np.full(300, TEXT), np.full(300, IMAGE), positives[300:600])
+    chosen = choose(bank(queries[:300]), judged, items, modality, reconstructed=coarse)
+    bias = chosen.item_bias(items, TEXT, IMAGE)
+    for compared, share in ((items, 1.0), (coarse, chosen.code_share(TEXT, IMAGE))):
+        scores = queries[600:] @ compared.T
+        places = [np.array(own) for own in positives[600:]]
+        before = bias_choice._reciprocal_ranks(scores, places, 0 * bias)
+        after = bias_choice._reciprocal_ranks(scores, places, share * bias)
+        difference = after - before
+        assert difference.mean() >= -2.5 * difference.std() / len(difference) ** 0.5
+    assert hubness < 0.8 or bias.any()
+
+
+def test_codes_take_no_bias_that_gains_for_vectors_alone() -> None:
+    items, queries, positives = hubs()
+    modality = np.zeros(len(items), np.int64)
+    judged = JudgedQueries(queries[300:], np.full(300, TEXT), np.full(300, IMAGE), positives[300:])
+    middle = unit(1, 9)
+    without_hubs = normalized(items - (items @ middle.T) * middle)  # a bias corrects what codes do not have
+    for reconstructed, gains in ((items, True), (without_hubs, False), (None, False)):
+        chosen = choose(bank(queries[:300]), judged, items, modality, reconstructed=reconstructed)
+        assert chosen.bias_weight(TEXT, IMAGE) > 0
+        assert (chosen.code_share(TEXT, IMAGE) > 0) == gains
+
+
+def test_a_foreign_bank_gets_no_weight() -> None:
+    """Queries from elsewhere say nothing of which items are hubs for ours: positives choose no bias."""
+    items, queries, positives = hubs()
+    modality = np.zeros(len(items), np.int64)
+    judged = JudgedQueries(queries, np.full(600, TEXT), np.full(600, IMAGE), positives)
+    chosen = choose(bank(unit(400, 21)), judged, items, modality, reconstructed=items)
+    assert chosen.bias_weight(TEXT, IMAGE) == 0
+    assert chosen.code_share(TEXT, IMAGE) == 0
+
+
 def test_queries_are_judged_on_items_that_no_training_query_shows() -> None:
     wanted = np.arange(2000) < 1500
     shown = np.arange(2000) % 2 == 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +17,8 @@ from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, re
 from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.official import _FUSION, convert_official
+from genius.search import CodeTrie
+from genius.search.beam import beam_search
 from genius.train.generator import Augmentation
 from genius.train.losses import code_losses, contrastive, reconstruction_loss, residual_loss
 
@@ -128,32 +128,15 @@ def test_generator_training_step_loss_and_gradients(
         assert close(parameter.grad, want[f"gen.grad.{name}"]), name
 
 
-def test_the_three_commands_reproduce_the_published_files(tmp_path: Path, want: dict[str, Tensor]) -> None:
-    def genius(*arguments: str | Path | int) -> None:
-        subprocess.run([sys.executable, "-m", "genius", *map(str, arguments)], check=True, capture_output=True)
-
-    folder, out = tmp_path / "model", tmp_path / "out.npz"
-    genius("convert", "official", "--quantizer", CHECKPOINTS[0], "--generator", CHECKPOINTS[1], "--output", folder)
-    assert json.loads((folder / "config.json").read_text())["model"]["quantizer"]["level_sizes"] == [3, 64, 64, 64, 64]
-    genius("features", "encode", folder, GOLDEN / "candidates.pt", "--output", tmp_path / "codes.npy")
-    assert np.array_equal(np.load(tmp_path / "codes.npy"), want["cand.code"].numpy())
-    np.save(tmp_path / "all.npy", want["pool_codes"].long().numpy())
-    body = torch.load(GOLDEN / "queries.pt", weights_only=True)
-    asked = {name: body[name][want["asked"]].clone() for name in ("img", "text", "img_mask", "text_mask")}
-    torch.save({**asked, "id_to_index": {i: i for i in range(len(want["asked"]))}}, tmp_path / "asked.pt")
+def test_a_converted_folder_reproduces_the_published_ids(tmp_path: Path, want: dict[str, Tensor]) -> None:
+    files = ["--quantizer", str(CHECKPOINTS[0]), "--generator", str(CHECKPOINTS[1]), "--output", str(tmp_path / "model")]
+    subprocess.run([sys.executable, "-m", "genius", "convert", "official", *files], check=True, capture_output=True)
+    model = Genius.from_pretrained(tmp_path / "model")
+    assert model.config.quantizer.level_sizes == (3, 64, 64, 64, 64)
+    assert torch.equal(model.encode(read_published(GOLDEN / "candidates.pt", CANDIDATES_PER_DATASET)[0]), want["cand.code"])
+    trie = CodeTrie.build(want["pool_codes"].long().numpy(), model.config.quantizer.level_sizes)
+    z, _ = model.embed(read_published(GOLDEN / "queries.pt", QUERIES_PER_DATASET)[0][want["asked"]])
     for beams in BEAMS:
-        genius(
-            "features",
-            "search",
-            folder,
-            tmp_path / "asked.pt",
-            "--codes",
-            tmp_path / "all.npy",
-            "--beams",
-            beams,
-            "--output",
-            out,
-        )
-        found = np.load(out)
-        assert np.array_equal(found["codes"], want[f"beams{beams}.codes"].numpy())
-        np.testing.assert_allclose(found["scores"], want[f"beams{beams}.scores"].numpy(), atol=1e-4, rtol=0)
+        found = beam_search(model.generator, trie, z, beams)
+        assert torch.equal(found.codes, want[f"beams{beams}.codes"])
+        torch.testing.assert_close(found.scores, want[f"beams{beams}.scores"], atol=1e-4, rtol=0)

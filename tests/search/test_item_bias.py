@@ -221,6 +221,29 @@ def test_a_hub_is_found_less_often() -> None:
     assert right_with >= right_without
 
 
+def test_scores_made_of_codes_take_the_share_that_was_judged_for_them() -> None:
+    """All of a direction, half of another one, nothing of a third; nothing at all where nobody has judged."""
+    modality = torch.arange(90) % 3
+    shares = np.zeros((3, 3), np.float32)
+    shares[TEXT] = (1.0, 0.5, 0.0)
+    together = QueryBank(bank(600).z, np.full(600, TEXT), np.arange(600) % 3)
+    unjudged = engine(unit(90, 4), modality, bank=together)
+    judged = engine(unit(90, 4), modality, bank=replace(together, code_shares=shares))
+    by_codes = SearchParams(reranker="codes")
+    assert unjudged.bias_for(by_codes) is None
+    assert unjudged.bias_for(SearchParams()) is unjudged.item_bias
+    assert judged.bias_for(replace(by_codes, item_bias=False)) is None
+    part, whole = judged.bias_for(by_codes), judged.item_bias
+    assert part is not None and whole is not None
+    rows = np.arange(90)[None]
+    taken, full = part.take(np.array([TEXT]), rows)[0], whole.take(np.array([TEXT]), rows)[0]
+    step = float(whole.step.max())
+    np.testing.assert_allclose(taken, full * shares[TEXT][modality.numpy()], atol=0.51 * step)
+    assert not taken[modality.numpy() == 2].any()
+    grown = judged.changed(90, np.zeros((0, len(SIZES)), np.int64))
+    assert grown.code_bias is not part
+
+
 def test_a_small_bank_corrects_little() -> None:
     small = bank(70).item_bias(unit(50, 4), TEXT, IMAGE)
     large = bank(4000).item_bias(unit(50, 4), TEXT, IMAGE)
@@ -230,7 +253,8 @@ def test_a_small_bank_corrects_little() -> None:
 
 def test_the_bias_is_a_prior_of_the_items_that_beams_found() -> None:
     vectors = unit(300, 4)
-    found = engine(vectors, torch.zeros(300, dtype=torch.long), bank=bank())
+    judged = replace(bank(), code_shares=np.ones((3, 3), np.float32))
+    found = engine(vectors, torch.zeros(300, dtype=torch.long), bank=judged)
     assert found.item_bias is not None
     z, target, modality = unit(4, 5), torch.zeros(4, dtype=torch.long), torch.tensor([TEXT, TEXT, IMAGE, TEXT])
     beams = SearchParams(plan="beam", reranker="none", beams=300)

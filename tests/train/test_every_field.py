@@ -40,7 +40,7 @@ def test_a_run_has_few_switches() -> None:
 
 # Another value of every field than the small run of `SHORT` has.
 OTHER: dict[str, Any] = {
-    "seed": 1, "held_out": 0.3, "device": "cuda", "tensorboard": True, "encoder_uri": "bundled:nothing",
+    "seed": 1, "held_out": 0.3, "device": "cuda", "encoder_uri": "bundled:nothing",
     "held_out_data": "nowhere", "data": "nowhere", "output": "elsewhere",
     "run.accumulate": 2, "run.precision": "fp32", "run.patience": 1, "run.average": 0.0, "run.log_every": 2,
     "run.checkpoint_steps": 1, "run.compile": True,

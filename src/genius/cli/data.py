@@ -1,4 +1,4 @@
-"""Data in and out: check a dataset (`genius data check`), extract and search features (`genius features`), convert published
+"""Data in and out: check a dataset (`genius data check`), extract features (`genius features extract`), convert published
 checkpoints (`genius convert official`), export models and indexes (`genius export`).
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from genius.cli.common import add_group, command, console, emit, feature_progress, tell
-from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
+from genius.cli.index import IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted
 
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     add_group(
         app, "export", "Export a model as ONNX files, or an index as a page that searches in the browser.", onnx, graphs, web
     )
-    add_group(app, "features", "Extract features, quantize them to IDs, and search them.", encode, search, extract)
+    add_group(app, "features", "Extract the features of a dataset.", extract)
     add_group(app, "data", "Check a dataset.", check)
 
 
@@ -33,8 +33,8 @@ def official(
 ) -> None:
     """Convert the published GENIUS checkpoints. No code in the files is executed.
 
-    Without --encoder the model works on pre-extracted features (`genius features encode`, `genius features search`).
-    `genius attach` adds an encoder later.
+    Without --encoder the model works on pre-extracted features (`genius eval`, `genius train`). `genius attach` adds an
+    encoder later.
 
     Example:
       genius convert official --quantizer rq_clip_large.pth \\
@@ -187,70 +187,6 @@ def check(
 
 
 @command
-def encode(
-    model: Annotated[str, typer.Argument(help="Model folder or URI.")],
-    features: Annotated[Path, typer.Argument(help="Features in the published format (*_IT_dict.pt).")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output file: codes, (items, levels) int64, .npy.")],
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
-    """Quantize every row of a feature file to its ID (codes).
-
-    Example:
-      genius features encode MODEL cand_pool_IT_dict.pt -o codes.npy
-    """
-    from genius.encoders.base import find_device
-    from genius.evaluate.sources import encode_file
-    from genius.model.genius import Genius
-
-    codes = encode_file(Genius.from_pretrained(model, device=find_device(device)), features, output)
-    items, levels = codes.shape
-    line = f"wrote {output}: {counted(items, 'ID')} of {counted(levels, 'code')}"
-    tell({"output": str(output), "items": items, "levels": levels}, line, as_json)
-
-
-@command
-def search(
-    model: Annotated[str, typer.Argument(help="Model folder or URI.")],
-    queries: Annotated[Path, typer.Argument(help="Query features in the published format (*_IT_dict.pt).")],
-    codes: Annotated[Path, typer.Option(help="Codes of the candidates, from `genius features encode`.")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="Output file: codes (queries, beams, levels) and scores (queries, beams), .npz."),
-    ],
-    beams: Annotated[int, typer.Option(metavar="N", min=1, help="Beam width: IDs generated per query.")] = 50,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 64,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
-    """Generate IDs for every query by beam search, best first.
-
-    The score of an ID is its mean log-probability over levels, as in the published code. If fewer IDs exist than beams, the
-    remaining rows have codes -1 and score -inf.
-
-    Example:
-      genius features search MODEL query_IT_dict.pt --codes codes.npy -o ids.npz
-    """
-    from rich.progress import track
-
-    from genius.encoders.base import find_device
-    from genius.evaluate.sources import search_file
-    from genius.model.genius import Genius
-
-    done = search_file(
-        Genius.from_pretrained(model, device=find_device(device)),
-        queries,
-        codes,
-        output,
-        beams=beams,
-        batch=batch,
-        progress=lambda steps: track(steps, description="searching", console=console, transient=True),
-    )
-    line = f"wrote {output}: {counted(beams, 'ID')} for each of {counted(done, 'query')}"
-    tell({"output": str(output), "queries": done, "beams": beams}, line, as_json)
-
-
-@command
 def extract(
     encoder: Annotated[str, typer.Argument(help="Encoder or model: a folder, hf-hub:OWNER/NAME, uniir:FILE or bundled:NAME.")],
     dataset: Annotated[str, typer.Argument(help="mbeir:DIR, coco:DIR, flickr30k:DIR, pairs:FILE, images:DIR, or a path.")],
@@ -265,13 +201,6 @@ def extract(
     ] = "1/1",
     workers: Annotated[int, typer.Option(metavar="N", min=0, help="Processes that decode images. 0: threads.")] = 0,
     tasks: Annotated[str, typer.Option(help="Only these tasks of M-BEIR, such as mscoco_task0,cirr_task7.")] = "",
-    fusion: Annotated[
-        str,
-        typer.Option(help="towers: an image and a text vector per item. feature: one vector, from an encoder that fuses both."),
-    ] = "towers",
-    published: Annotated[
-        bool, typer.Option("--published", help="Also write the published format: query_IT_dict.pt and cand_pool_IT_dict.pt.")
-    ] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images or texts per encoder call.")] = 64,
     rows: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rows per output file. A killed run loses at most one unfinished file.")
@@ -296,14 +225,13 @@ def extract(
     from genius.data.extract import extract as run
     from genius.encoders import load_encoder
 
-    if fusion not in ("towers", "feature") or precision not in ("fp32", "bf16", "fp16"):
-        raise GeniusError("--fusion must be towers or feature; --precision must be fp32, bf16 or fp16")
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise GeniusError("--precision must be fp32, bf16 or fp16")
     rank, world = _share(shard)
     config = ExtractConfig(
         batch_size=batch,
         shard_rows=rows,
         half=not full,
-        fusion=fusion,  # type: ignore[arg-type]
         on_error="skip" if skip_broken else "raise",
         check=not no_check,
         rank=rank,
@@ -320,8 +248,6 @@ def extract(
         if as_json:
             emit({"output": str(output), "complete": False})
         return
-    if published:
-        data.to_published(output / "query_IT_dict.pt", output / "cand_pool_IT_dict.pt")
     report = {
         "output": str(output),
         "complete": True,

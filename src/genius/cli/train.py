@@ -210,9 +210,6 @@ def evaluate_command(
     ] = "unknown",
     queries: Annotated[int, typer.Option(help="Queries per task, evenly spaced. 0: all.")] = 0,
     candidates: Annotated[int, typer.Option(help="Encode a sample of this many candidates, all positives included. 0: all.")] = 0,
-    fused: Annotated[
-        str, typer.Option(help="For the method feature-fusion: URI of an encoder that fuses image and text, or its features.")
-    ] = "",
     dense: Annotated[
         list[str] | None,
         typer.Option(
@@ -220,9 +217,6 @@ def evaluate_command(
         ),
     ] = None,
     bootstrap: Annotated[int, typer.Option(help="Bootstrap resamples for confidence intervals. 0: no intervals.")] = 1000,
-    survival: Annotated[
-        int, typer.Option(help="Queries for which beams are followed level by level, to find where positives are lost. 0: none.")
-    ] = 32,
     cache: Annotated[Path | None, typer.Option(help="Folder that caches extracted features.")] = None,
     device: DeviceOption = "auto",
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 128,
@@ -231,7 +225,7 @@ def evaluate_command(
     listing: Annotated[bool, typer.Option("--list", help="List the methods and exit.", is_eager=True, callback=_list)] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Evaluate a model: hit@k, recall, nDCG, throughput, bytes per item, and where beams lose positives.
+    """Evaluate a model: hit@k, recall, nDCG, throughput, bytes per item, and candidate recall.
 
     Every method searches the same pools with the same queries. The pool `local` holds the candidates of one task, `universal`
     the candidates of all tasks.
@@ -242,7 +236,7 @@ def evaluate_command(
     from genius.encoders.base import find_device
     from genius.evaluate import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
-    from genius.evaluate.sources import Source, load_features, load_other, other_encoders
+    from genius.evaluate.sources import Source, load_features, other_encoders
     from genius.model.genius import Genius
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
@@ -255,12 +249,8 @@ def evaluate_command(
         )
         data = load_features(source, loaded, model)
         extra: list[Any] = [*other_encoders(named(dense), source, data)]
-        other = load_other(fused, source, data, fusing=True) if fused else None
-    chosen = list(names(methods))
-    if fused:
-        chosen.append("feature-fusion")
     config = EvalConfig(
-        methods=tuple(dict.fromkeys(chosen)),
+        methods=tuple(dict.fromkeys(names(methods))),
         beams=numbers(beams),
         pools=names(pools),  # type: ignore[arg-type]
         tasks=names(tasks),
@@ -268,11 +258,10 @@ def evaluate_command(
         target=target,  # type: ignore[arg-type]
         queries=queries,
         bootstrap=bootstrap,
-        survival=survival,
         seed=seed,
         batch=batch,
     )
-    evaluation = evaluate(loaded, data, config, extra=extra, fused=other, progress=say)
+    evaluation = evaluate(loaded, data, config, extra=extra, progress=say)
     name = title or f"{Path(model).name or model} on {Path(dataset.partition(':')[2] or dataset).name}"
     call = "genius " + shlex.join(sys.argv[1:])
     files: dict[str, str] = {}

@@ -38,7 +38,11 @@ SCHEMES = ("mbeir", "coco", "flickr30k", "pairs", "images")
 
 
 def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
-    """(line, row) of a .jsonl, .csv, .tsv or .parquet file, one at a time; a text in place of a row that cannot be read."""
+    """(line, row) of a .jsonl, .csv, .tsv or .parquet file, one at a time; a text in place of a row that cannot be read.
+
+    Args:
+        path: The file.
+    """
     suffix = path.suffix.lower()
     if not path.is_file():
         raise GeniusError(f"no such file: {path}")
@@ -52,7 +56,11 @@ def read_pairs(path: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 class Pairs:
-    """A file of pairs as a collection. It is read once: ids, texts and image paths stay in memory, images do not."""
+    """A file of pairs as a collection. It is read once: ids, texts and image paths stay in memory, images do not.
+
+    Args:
+        path: A .jsonl, .csv, .tsv or .parquet file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -125,6 +133,11 @@ class Pairs:
         yield from self._items.values()
 
     def local_pool(self, task: int) -> Iterator[str] | None:
+        """The ids of the candidates of one task.
+
+        Args:
+            task: Number of the task.
+        """
         return iter(self._own[task])
 
     def fingerprint(self) -> str:
@@ -178,6 +191,11 @@ class CaptionedImages:
                 yield Item(name, text=text)
 
     def local_pool(self, task: int) -> Iterator[str]:
+        """The ids of the candidates of one task.
+
+        Args:
+            task: Number of the task: 0 looks for images, 1 for texts.
+        """
         for image in self._images:
             if task == 0:
                 yield image.id
@@ -189,7 +207,11 @@ class CaptionedImages:
 
 
 def image_folder(root: Path) -> CaptionedImages:
-    """A folder of images with captions."""
+    """A folder of images with captions.
+
+    Args:
+        root: The folder.
+    """
     captions = _folder_captions(root)
     if not captions:
         raise GeniusError(f"{root} has no captions: add metadata.csv or .jsonl (file_name, text), or a .txt next to each image")
@@ -243,7 +265,12 @@ def _digest(*parts: object) -> str:
 
 def karpathy(root: Path, split: str) -> CaptionedImages:
     """One of Karpathy's splits. Images are `ROOT/filepath/filename` (COCO) or below `ROOT/images`, `ROOT/flickr30k-images` or
-    ROOT."""
+    ROOT.
+
+    Args:
+        root: Folder with `dataset_*.json` and the images.
+        split: train, val or test.
+    """
     file = root
     if not file.is_file():
         files = sorted(root.glob("dataset_*.json"))
@@ -307,7 +334,11 @@ def open_collection(
 
 
 def scheme_of(source: str | Path) -> tuple[str, Path]:
-    """(scheme, path) of a dataset's name; without a scheme, the one that the path looks like."""
+    """(scheme, path) of a dataset's name; without a scheme, the one that the path looks like.
+
+    Args:
+        source: `SCHEME:PATH`, or a path.
+    """
     scheme, _, path = str(source).partition(":")
     if scheme in SCHEMES and path:
         return scheme, Path(path)

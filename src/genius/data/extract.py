@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,10 +27,8 @@ from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensor
 from genius.encoders.base import (
     Encoder,
     OnError,
-    PairEncoder,
     Precision,
     encode_items,
-    encode_joint,
     encode_queries,
     precision,
     sent_to_workers,
@@ -53,7 +51,6 @@ class ExtractConfig:
     batch_size: int = 64  # images or texts encoded at once
     shard_rows: int = 4096  # rows between two marks of progress: what a stopped run may lose
     half: bool = True  # store fp16, as published for candidates; else fp32
-    fusion: Literal["towers", "feature"] = "towers"  # feature: one fused vector per item, from `encode_pairs`
     on_error: OnError = "raise"  # skip: drop items and queries whose image cannot be read, and say so
     check: bool = True  # read every line and look for every image before the first is encoded
     rank: int = 0  # this process ...
@@ -77,7 +74,7 @@ class _Plan:
 
 
 def extract(
-    encoder: Encoder | PairEncoder,
+    encoder: Encoder,
     collection: Collection,
     directory: str | Path,
     config: ExtractConfig | None = None,
@@ -155,11 +152,10 @@ def _plan(collection: Collection) -> _Plan:
 STAMP = "extract.json"
 
 
-def _stamp(encoder: Encoder | PairEncoder, collection: Collection, config: ExtractConfig) -> dict[str, Any]:
+def _stamp(encoder: Encoder, collection: Collection, config: ExtractConfig) -> dict[str, Any]:
     return {
         "encoder": encoder.fingerprint(),
         "collection": collection.fingerprint(),
-        "fusion": config.fusion,
         "half": config.half,
         "shard_rows": config.shard_rows,
         "precision": config.precision,
@@ -246,7 +242,7 @@ class _Shards:
     name: str  # "queries" or "pool"
     file: str
     rows: int
-    encoder: Encoder | PairEncoder
+    encoder: Encoder
     config: ExtractConfig
     workers: PictureWorkers | None
     progress: Progress | None
@@ -315,7 +311,7 @@ def write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], 
 
 
 def _encode(
-    encoder: Encoder | PairEncoder,
+    encoder: Encoder,
     inputs: list[Any],
     config: ExtractConfig,
     advance: Callable[[int], None],
@@ -323,13 +319,6 @@ def _encode(
 ) -> tuple[Features, list[str]]:
     """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
     options: dict[str, Any] = {"batch_size": config.batch_size, "on_progress": advance, "workers": workers}
-    if config.fusion == "feature":
-        if not isinstance(encoder, PairEncoder):
-            raise GeniusError("feature fusion needs an encoder that provides encode_pairs")
-        features, kept, problems = encode_joint(encoder, inputs, on_error=config.on_error, **options)
-        return _spread(features, kept, len(inputs)), problems
-    if not isinstance(encoder, Encoder):
-        raise GeniusError("this encoder fuses features itself: extract with fusion 'feature'")
     if inputs and isinstance(inputs[0], Query):
         if config.on_error == "raise":
             return encode_queries(encoder, inputs, **options), []

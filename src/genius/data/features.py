@@ -9,7 +9,7 @@ disk it is a folder of safetensors and one JSON file:
     pools.safetensors     optional: task id -> rows of the task's own pool; absent: every task searches the whole pool
     ids.json              query ids, pool ids, the task of every query, task names; optional: how often each query occurs
 
-The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_index}`) are read and written too.
+The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_index}`) are read too.
 """
 
 from __future__ import annotations
@@ -245,16 +245,6 @@ class FeatureSet:
         no_task = torch.full((len(query_ids),), -1, dtype=torch.long)
         return cls(queries, pool, pairs.long(), query_ids, pool_ids, no_task, {})
 
-    def to_published(self, query_pt: str | Path, pool_pt: str | Path) -> None:
-        """Write both published files; the ids must have M-BEIR's "dataset:number" form.
-
-        Args:
-            query_pt: File of the queries.
-            pool_pt: File of the candidates.
-        """
-        write_published(query_pt, self.queries, self.query_ids, QUERIES_PER_DATASET)
-        write_published(pool_pt, self.pool, self.pool_ids, CANDIDATES_PER_DATASET)
-
 
 def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[str], pool_ids: Sequence[str]) -> Tensor:
     """(P, 2) rows from ids; ids that are in neither list fail with counts and examples."""
@@ -269,14 +259,6 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
         )
     rows = [(query_row[q], pool_row[c]) for q, cands in positives.items() for c in cands]
     return torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
-
-
-def published_id(name: str, per_dataset: int) -> int:
-    """M-BEIR's "d:i" -> d * per_dataset + i."""
-    dataset, _, number = name.partition(":")
-    if not (dataset.isdecimal() and number.isdecimal()) or int(number) >= per_dataset:
-        raise GeniusError(f"id {name!r} is not 'dataset:number' (number below {per_dataset:,}), which published files need")
-    return int(dataset) * per_dataset + int(number)
 
 
 def unhash_id(value: int, per_dataset: int) -> str:
@@ -309,17 +291,6 @@ def read_published(path: str | Path, per_dataset: int) -> tuple[Features, list[s
     if not torch.equal(rows, torch.arange(len(features))):
         features = features[rows]  # rows that no id names (or two ids share) are not candidates of their own
     return features, [unhash_id(name, per_dataset) for _, name in entries]
-
-
-def write_published(path: str | Path, features: Features, ids: Sequence[str], per_dataset: int) -> None:
-    body = {
-        "img": features.image,
-        "text": features.text,
-        "img_mask": features.image_mask.long(),
-        "text_mask": features.text_mask.long(),
-        "id_to_index": {published_id(name, per_dataset): row for row, name in enumerate(ids)},
-    }
-    write_whole(Path(path), lambda temporary: torch.save(body, temporary))
 
 
 # -- small file helpers ------------------------------------------------------------------------------------------

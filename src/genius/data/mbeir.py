@@ -90,7 +90,11 @@ class QueryFile:
 
 
 def order_of(key: str) -> tuple[int, int, str]:
-    """Sort key: the paper's rows first and in its order, others by task number and name."""
+    """Sort key: the paper's rows first and in its order, others by task number and name.
+
+    Args:
+        key: Of a task, such as `mscoco_task0`.
+    """
     if key in ROWS:
         return (0, ROWS.index(key), key)
     number = key.rpartition("_task")[2]
@@ -164,7 +168,11 @@ def refuse_pointer(path: Path) -> None:
 
 
 def task_of(key: str) -> Task:
-    """`mscoco_task0` -> its Task: directions and cut-offs follow from the name."""
+    """`mscoco_task0` -> its Task: directions and cut-offs follow from the name.
+
+    Args:
+        key: Name of the dataset and number of the task.
+    """
     name, _, number = key.rpartition("_task")
     if not name or not number.isdecimal() or int(number) not in DIRECTIONS:
         raise GeniusError(f"{key!r} is not an M-BEIR task name like 'mscoco_task0'")
@@ -176,16 +184,24 @@ def task_of(key: str) -> Task:
 
 
 class MBeir:
-    """One split of a folder in M-BEIR's layout. Ids are M-BEIR's own ("dataset:number")."""
+    """One split of a folder in M-BEIR's layout. Ids are M-BEIR's own ("dataset:number").
+
+    Args:
+        root: The folder.
+        split: train, union_train (up-sampled: what the paper trains on), val, union_val or test.
+        tasks: Keys of the tasks to keep; None: all that are there.
+        instructions: File of the instructions; None: the one in the folder, else our own templates.
+        seed: Of the choice among the four prompts, per query: it does not depend on order or workers.
+    """
 
     def __init__(
         self,
         root: str | Path,
         *,
-        split: str = "test",  # train, union_train (up-sampled: what the paper trains on), val, union_val, test
-        tasks: tuple[str, ...] | None = None,  # keys to keep; None: all that are there
-        instructions: str | Path | None = None,  # None: the one in the folder, else our own templates
-        seed: int = 0,  # of the choice among the four prompts, per query: it does not depend on order or workers
+        split: str = "test",
+        tasks: tuple[str, ...] | None = None,
+        instructions: str | Path | None = None,
+        seed: int = 0,
     ) -> None:
         if split not in SPLITS:
             raise GeniusError(f"M-BEIR has no split {split!r}: use {', '.join(SPLITS)}")
@@ -228,7 +244,13 @@ class MBeir:
 
     @staticmethod
     def key(file: QueryFile, query_id: str, task: int) -> str:
-        """The task's key of a line in a mixed file."""
+        """The task's key of a line in a mixed file.
+
+        Args:
+            file: The query file.
+            query_id: Id of the query in that line.
+            task: Its task number.
+        """
         number = query_id.partition(":")[0]
         known = None
         if number.isdecimal():
@@ -264,7 +286,12 @@ class MBeir:
         return read_instructions(path)
 
     def instruction(self, query_id: str, task: Task) -> str:
-        """One of the prompts for this query, the same in every run with this seed."""
+        """One of the prompts for this query, the same in every run with this seed.
+
+        Args:
+            query_id: Id of the query.
+            task: Its task.
+        """
         dataset = query_id.partition(":")[0]
         number = -1
         if dataset.isdecimal():
@@ -327,6 +354,11 @@ class MBeir:
             seen |= local_ids
 
     def local_pool(self, task: int) -> Iterator[str] | None:
+        """The ids of the candidates of one task; None: the universal pool is the only one.
+
+        Args:
+            task: Number of the task.
+        """
         path = self.pools[task]
         if path is None:
             return None
@@ -346,7 +378,13 @@ class MBeir:
 
 
 def candidate(row: Row, root: Path, path: Path) -> Item:
-    """The item that a line of a pool describes; empty fields may be missing."""
+    """The item that a line of a pool describes; empty fields may be missing.
+
+    Args:
+        row: The line, parsed.
+        root: Folder that image paths start from.
+        path: The pool, which errors name.
+    """
     name = _string(row, "did", path)
     try:
         modality = Modality.parse(str(row.get("modality", "")))
@@ -360,6 +398,11 @@ def candidate(row: Row, root: Path, path: Path) -> Item:
 
 
 def read_lines(path: Path) -> Iterator[Row]:
+    """The rows of a JSONL file; a pointer of Git LFS in its place is refused.
+
+    Args:
+        path: The file.
+    """
     refuse_pointer(path)
     return read_jsonl(path)
 
@@ -382,7 +425,11 @@ def _task_id(row: Row, name: str, path: Path) -> int:
 
 
 def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[str]]:
-    """(dataset id, query modality, candidate modality) -> prompts, from M-BEIR's tab-separated file."""
+    """(dataset id, query modality, candidate modality) -> prompts, from M-BEIR's tab-separated file.
+
+    Args:
+        path: The file.
+    """
     prompts: dict[tuple[int, Modality, Modality], list[str]] = {}
     with path.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -401,7 +448,11 @@ def read_instructions(path: Path) -> dict[tuple[int, Modality, Modality], list[s
 
 
 def read_qrels(path: Path) -> dict[str, list[str]]:
-    """query id -> ids of relevant candidates. Lines are `qid 0 did relevance [task]`."""
+    """query id -> ids of relevant candidates. Lines are `qid 0 did relevance [task]`.
+
+    Args:
+        path: The file.
+    """
     out: dict[str, list[str]] = {}
     problems = ProblemCounter()
     with path.open(encoding="utf-8") as lines:

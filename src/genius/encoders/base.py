@@ -97,15 +97,27 @@ class Encoder(Protocol):
     width: int
 
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB images -> (n, width) float32 on the CPU, not normalised: a tensor, or a numpy array (`without_torch`)."""
+        """RGB images -> (n, width) float32 on the CPU, not normalised: a tensor, or a numpy array (`without_torch`).
+
+        Args:
+            images: Upright RGB images, of any size.
+        """
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Texts -> (n, width) float32 on the CPU, not normalised."""
+        """Texts -> (n, width) float32 on the CPU, not normalised.
+
+        Args:
+            texts: Texts; the encoder truncates what is too long.
+        """
         ...
 
     def save(self, directory: Path) -> None:
-        """Write a folder that `genius.encoders.load_encoder("local-dir:…")` reads."""
+        """Write a folder that `genius.encoders.load_encoder("local-dir:…")` reads.
+
+        Args:
+            directory: The folder, which is created.
+        """
         ...
 
     def fingerprint(self) -> str:
@@ -119,10 +131,9 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class PairEncoder(Protocol):
-    """An encoder with feature fusion (CLIP-FF, BLIP-FF): one vector for image, text or both (`encode_joint`).
+    """An `Encoder` with feature fusion (CLIP-FF, BLIP-FF): one vector for an image and a text together.
 
-    One that is also an `Encoder` works under GENIUS: `encode_items` then stores a pair's vector in two halves, whose score
-    fusion is the vector again.
+    `encode_items` stores it in two halves, whose score fusion is the vector again.
     """
 
     width: int
@@ -199,23 +210,6 @@ def encode_queries(
         queries = [replace(query, target=None) for query in queries]
     rows = [_row(query) for query in queries]
     return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, "raise", on_progress, None, workers)[0]
-
-
-def encode_joint(
-    encoder: PairEncoder,
-    inputs: Sequence[Item | Query],
-    *,
-    batch_size: int = 64,
-    on_error: OnError = "raise",
-    on_progress: Callable[[int], None] | None = None,
-    workers: PictureWorkers | None = None,
-) -> tuple[Features, list[int], list[str]]:
-    """Encode items or queries with feature fusion: one vector each, on the image side, or on the text side without an image.
-
-    Score fusion of these features is the vector itself. Arguments and result as of `encode_items`.
-    """
-    rows = [_row(one) for one in inputs]
-    return _encode(rows, encoder, lambda batch: _joint(batch, encoder), batch_size, on_error, on_progress, None, workers)
 
 
 class _Row(NamedTuple):
@@ -303,17 +297,6 @@ def _masks(batch: _Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
     text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
     return image_mask, text_mask
-
-
-def _joint(batch: _Batch, encoder: PairEncoder) -> Features:
-    vectors = np.zeros((0, encoder.width), np.float32)
-    if batch:
-        vectors = as_numpy(encoder.encode_pairs([picture for _, picture in batch], [row.text for row, _ in batch]))
-    image_mask, text_mask = _masks(batch)
-    image: Any = vectors * image_mask[:, None]
-    text: Any = vectors * ~image_mask[:, None]
-    masks: Any = (image_mask, text_mask)
-    return Features(image, text, *masks)
 
 
 def _towers(batch: _Batch, encoder: Encoder) -> Features:

@@ -1,6 +1,6 @@
 """The bundled encoder: two small transformers for drawings (64 x 64) and short English texts.
 
-Trained from scratch by `lab/mini` (see docs/model-card-mini.md); nothing is downloaded at run time. On
+Trained from scratch (docs/model-card-mini.md names the programs and their commit); nothing is downloaded at run time. On
 disk: `encoder.json` (the config), `weights.safetensors` (matrices as int8 with one scale per row, or float32), and
 `tokenizer.json`. Loading gives float32 modules: the small format is a matter of files only.
 """
@@ -85,42 +85,23 @@ class TransformerBlock(nn.Module):
 
 
 class Convolution(nn.Module):
-    """3 x 3, with batch normalisation while training. `fold` makes it one convolution, which is what ships."""
+    """3 x 3."""
 
-    def __init__(self, before: int, after: int, stride: int, normed: bool) -> None:
+    def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, after, 3, stride=stride, padding=1)
-        self.norm: nn.BatchNorm2d | None = None
-        if normed:
-            self.norm = nn.BatchNorm2d(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        return x  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def fold(self) -> None:
-        norm = self.norm
-        if norm is None or norm.running_var is None or norm.running_mean is None:
-            return
-        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-        self.conv.weight.mul_(scale[:, None, None, None])
-        assert self.conv.bias is not None
-        self.conv.bias.copy_((self.conv.bias - norm.running_mean) * scale + norm.bias)
-        self.norm = None
+        return self.conv(x)  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
     """Two convolutions, added to the identity."""
 
-    def __init__(self, width: int, normed: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = Convolution(width, width, 1, normed)
-        self.second = Convolution(width, width, 1, normed)
-        if self.second.norm is not None:
-            nn.init.zeros_(self.second.norm.weight)  # starts as the identity
+        self.first = Convolution(width, width, 1)
+        self.second = Convolution(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x + self.second(F.relu(self.first(x))))
@@ -129,19 +110,19 @@ class Residual(nn.Module):
 class ImageTower(nn.Module):
     """(n, 3, size, size) -> (n, width). Convolutions down to an eighth of the side, then a transformer on that grid."""
 
-    def __init__(self, config: MiniConfig, normed: bool = False) -> None:
+    def __init__(self, config: MiniConfig) -> None:
         super().__init__()
         stem = config.image_stem
         width = config.image_width
         self.stem = nn.Sequential(
-            Convolution(3, stem // 2, 2, normed),
+            Convolution(3, stem // 2, 2),
             nn.ReLU(),
-            Convolution(stem // 2, stem, 2, normed),
+            Convolution(stem // 2, stem, 2),
             nn.ReLU(),
-            *(Residual(stem, normed) for _ in range(config.image_residuals)),
-            Convolution(stem, width, 2, normed),
+            *(Residual(stem) for _ in range(config.image_residuals)),
+            Convolution(stem, width, 2),
             nn.ReLU(),
-            *(Residual(width, normed) for _ in range(config.image_residuals)),
+            *(Residual(width) for _ in range(config.image_residuals)),
         )
         self.positions = nn.Parameter(torch.randn(1, (config.image_size // 8) ** 2, width) * 0.1)
         self.blocks = nn.ModuleList(TransformerBlock(width, config.head_width) for _ in range(config.image_layers))
@@ -156,12 +137,6 @@ class ImageTower(nn.Module):
         x = self.norm(x)
         weights = self.attend(x).softmax(dim=1)  # (n, places, 1)
         return self.head(torch.cat([(weights * x).sum(1), x.mean(1)], dim=1))  # type: ignore[no-any-return]
-
-    def fold(self) -> None:
-        """After training: no normalisation is left in the convolutions."""
-        for module in self.modules():
-            if isinstance(module, Convolution):
-                module.fold()
 
 
 class TextTower(nn.Module):
@@ -199,13 +174,13 @@ class TextTower(nn.Module):
 class MiniEncoder(nn.Module):
     """Both towers, the tokenizer and the pixels, behind the encoder protocol."""
 
-    def __init__(self, config: MiniConfig, tokens: Tokens, normed: bool = False) -> None:
+    def __init__(self, config: MiniConfig, tokens: Tokens) -> None:
         super().__init__()
         self.config = config
         self.tokens = tokens
         self.width = config.width
         self.pixels = Pixels(config.image_size, "pad", filter="bilinear", mean=MEAN, std=STD)
-        self.image = ImageTower(config, normed)
+        self.image = ImageTower(config)
         self.text = TextTower(config)
         self.eval()
 

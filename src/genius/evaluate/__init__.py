@@ -23,7 +23,6 @@ from genius.evaluate.methods import (
     CodesExhaustive,
     Dense,
     DenseGivenTarget,
-    FeatureFusion,
     Ints,
     Method,
     MethodResult,
@@ -38,12 +37,11 @@ from genius.types import Modality
 
 PoolScope = Literal["local", "universal"]
 UNIVERSAL = "universal"
-SURVIVAL = ("genius", "no-decoder")  # methods that follow gold prefixes
+SURVIVAL = ("genius", "no-decoder")  # methods that follow the prefixes of positives
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
     "dense-given": "the same among items of the target modality alone: dense search that is given the target",
     "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
-    "feature-fusion": "exhaustive over vectors an encoder fused itself (CLIP-FF, BLIP-FF); needs their features",
     "genius": "GENIUS: every code generated, B beams, ranked by log p and nothing else",
     "genius-r": "GENIUS^R: the items of those beams, re-ranked by embeddings",
     "genius-codes": "the same, re-ranked by codes: no vector is stored",
@@ -55,8 +53,6 @@ METHODS: dict[str, str] = {
     "default-no-bias": "as default, without the item bias",
     "codes": "exhaustive over the codes' reconstructions: no vector is stored, nothing is decoded",
 }
-
-OLD_METHODS = {"dense-told": "dense-given"}  # names of earlier versions, still accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class EvalConfig:
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
-    survival: int = 32  # queries of each search on which gold prefixes are followed; 0: none
+    survival: int = 0  # queries of each search on which the prefixes of positives are followed; 0: none
     queries: int = 0  # use only so many of each task, evenly spread (a quick look); 0: all
     seed: int = 0
     batch: int = 128  # queries decoded at once
@@ -97,7 +93,7 @@ class Result:
     bytes_per_item: float
     touched: float  # items compared one by one, mean over queries
     candidate_recall: float | None  # queries with a positive among the candidates; None: all items are
-    survival: list[float]  # gold prefixes alive after each level
+    survival: list[float]  # prefixes of positives alive after each level
     main: str  # the metric of the tables, "hit@5"
 
 
@@ -113,13 +109,25 @@ class Evaluation:
     main_values: dict[tuple[str, str, str], Floats] = field(default_factory=dict)  # the main metric of every query
 
     def find(self, task: str, method: str, pool: str) -> Result:
+        """The result of one method on one task.
+
+        Args:
+            task: Key of the task.
+            method: Name of the method.
+            pool: local or universal.
+        """
         for result in self.results:
             if (result.task, result.method, result.pool) == (task, method, pool):
                 return result
         raise GeniusError(f"no result for {method} on {task} in the {pool} pool")
 
     def of(self, method: str, pool: str) -> list[Result]:
-        """A method's results in local or universal pools, task by task."""
+        """A method's results in local or universal pools, task by task.
+
+        Args:
+            method: Name of the method.
+            pool: local or universal.
+        """
         return [result for result in self.results if (result.method, result.pool) == (method, pool)]
 
     @property
@@ -131,11 +139,21 @@ class Evaluation:
         return list(dict.fromkeys(result.pool for result in self.results))
 
     def average(self, method: str, pool: str) -> float:
-        """Unweighted mean over tasks of the main metric, as the paper's last row."""
+        """Unweighted mean over tasks of the main metric, as the paper's last row.
+
+        Args:
+            method: Name of the method.
+            pool: local or universal.
+        """
         return float(np.mean([result.metrics[result.main] for result in self.of(method, pool)]))
 
     def average_interval(self, method: str, pool: str) -> tuple[float, float]:
-        """95 % interval of that mean: queries resampled within each task."""
+        """95 % interval of that mean: queries resampled within each task.
+
+        Args:
+            method: Name of the method.
+            pool: local or universal.
+        """
         config = self.about["config"]
         groups = [self.main_values[task.key, method, pool] for task in self.tasks]
         return bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
@@ -154,7 +172,6 @@ def evaluate(
     config: EvalConfig | None = None,
     *,
     extra: Sequence[Method] = (),  # baselines and other methods of the caller
-    fused: FeatureSet | None = None,  # features of a feature-fusion encoder, for the method of that name
     progress: Progress | None = None,
 ) -> Evaluation:
     """Run every method on every task and pool that `config` names.
@@ -164,7 +181,6 @@ def evaluate(
         data: Queries, pool and positives, as features of its encoder.
         config: Methods, tasks, beams and metrics.
         extra: Baselines and other methods of the caller.
-        fused: Features of a feature-fusion encoder, for the method of that name.
         progress: Called while methods run.
     """
     config = config or EvalConfig()
@@ -172,7 +188,7 @@ def evaluate(
     tasks, rows = tasks_of(data, config)
     say("embedding queries and pool")
     space = Space(model, data, target=config.target)
-    methods = [*build_methods(space, config, fused), *extra]
+    methods = [*build_methods(space, config), *extra]
     about = {**about_run(model, data, config), "queries": sum(map(len, rows.values()))}  # those searched, not all there are
     evaluation = Evaluation(tasks, [], about, query_rows=rows)
     depth = max(config.depth, *config.cutoffs, *(k for task in tasks for k in task.cutoffs))
@@ -196,7 +212,12 @@ def evaluate(
 
 
 def tasks_of(data: FeatureSet, config: EvalConfig) -> tuple[list[Task], dict[str, Ints]]:
-    """The tasks of a feature set in the paper's order, and the query rows of each."""
+    """The tasks of a feature set in the paper's order, and the query rows of each.
+
+    Args:
+        data: The feature set.
+        config: Names the tasks to keep, and the number of queries of each.
+    """
     tasks: list[Task] = []
     rows: dict[str, Ints] = {}
     for number in sorted(set(data.tasks.tolist())):
@@ -242,10 +263,14 @@ def _searches(data: FeatureSet, tasks: Sequence[Task], scope: PoolScope) -> list
     return [(Pool(task.key, np.unique(data.pool_rows(number[task.key]).numpy())), [task]) for task in tasks]
 
 
-def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = None) -> list[Method]:
-    """The methods by name; beam methods once for each number of beams."""
-    methods = [OLD_METHODS.get(name, name) for name in config.methods]
-    unknown = [name for name in methods if name not in METHODS]
+def build_methods(space: Space, config: EvalConfig) -> list[Method]:
+    """The methods by name; beam methods once for each number of beams.
+
+    Args:
+        space: Model and data that the methods share.
+        config: Names the methods and the beam widths.
+    """
+    unknown = [name for name in config.methods if name not in METHODS]
     if unknown:
         raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
     decodings = Decodings(config.batch)
@@ -253,17 +278,13 @@ def build_methods(space: Space, config: EvalConfig, fused: FeatureSet | None = N
     if config.rerank is not None:
         changes["rerank"] = config.rerank
     out: list[Method] = []
-    for name in methods:
+    for name in config.methods:
         if name == "dense":
             out.append(Dense())
         elif name == "dense-given":
             out.append(DenseGivenTarget())
         elif name == "score-fusion":
             out.append(ScoreFusion())
-        elif name == "feature-fusion":
-            if fused is None:
-                raise GeniusError("feature-fusion needs an encoder that fuses, or its features: --fused uniir:blip_ff_large.pth")
-            out.append(FeatureFusion(fused))
         elif name == "codes":
             out.append(CodesExhaustive())
         elif "default" in name:
@@ -384,7 +405,13 @@ def _result(
 
 
 def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, Any]:
-    """What a reader needs to trust or repeat the numbers."""
+    """What a reader needs to trust or repeat the numbers.
+
+    Args:
+        model: The model.
+        data: Features that it was evaluated on.
+        config: What was evaluated.
+    """
     import datetime
     import os
     import platform

@@ -62,8 +62,8 @@ class MethodResult:
     bytes_per_item: float  # what the method keeps for an item while it searches
     # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
-    note: str = ""
     survival: list[float] = field(default_factory=list)  # per level, on a sample
+    note: str = ""
 
 
 class Method(Protocol):
@@ -285,16 +285,16 @@ class ScoreFusion:
         return _search(chosen, _fused_block(space.data.pool, pool, space.device), pool, k, chosen.shape[1] * 4)
 
 
-class FeatureFusion:
-    """Vectors that an encoder fused itself (CLIP-FF, BLIP-FF): a feature set extracted with `--fusion feature`."""
+class OtherEncoder:
+    """The vectors of another encoder: score fusion of its features."""
 
-    def __init__(self, features: FeatureSet, label: str = "feature-fusion") -> None:
+    def __init__(self, features: FeatureSet, label: str) -> None:
         self.features = features
         self.label = label
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
-            raise GeniusError("the feature-fusion features belong to other queries or candidates than this evaluation")
+            raise GeniusError(f"the features of {self.label} belong to other queries or candidates than this evaluation")
         chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
         block = _fused_block(self.features.pool, pool, space.device)
         return _search(score_fusion(chosen), block, pool, k, self.features.pool.width * 4)

@@ -15,7 +15,7 @@ from genius.evaluate import Evaluation, Result
 
 TITLES = {
     "dense": "Dense", "dense-given": "Dense, target given",
-    "score-fusion": "Score fusion", "feature-fusion": "Feature fusion", "genius": "GENIUS",
+    "score-fusion": "Score fusion", "genius": "GENIUS",
     "genius-r": "GENIUS^R", "genius-codes": "GENIUS + codes", "no-decoder": "No decoder", "no-decoder-r": "No decoder, re-ranked",
     "no-decoder-default": "No decoder, default",
     "default": "Default", "default-codes": "Default, codes", "default-no-bias": "Default, no item bias", "codes": "Codes alone",
@@ -54,9 +54,6 @@ def markdown(evaluation: Evaluation, *, title: str, command: str = "") -> str:
         parts.append(main_table(evaluation, pool))
         parts.append(_detail_table(evaluation, pool))
         parts.append(_cost_table(evaluation, pool))
-        survival = _survival_table(evaluation, pool)
-        if survival:
-            parts.append(survival)
     parts.append(NOTES)
     return "\n\n".join(parts) + "\n"
 
@@ -64,7 +61,7 @@ def markdown(evaluation: Evaluation, *, title: str, command: str = "") -> str:
 NOTES = """Recall@k is M-BEIR's: 1 when *any* positive is among the first k. True recall is the share of positives found.
 ± is half the 95 % bootstrap interval over queries. * marks a difference from the reference method at p < 0.05
 (paired randomisation test, Holm-corrected within a task). Candidate recall is the share of queries with a positive among
-the items that were re-ranked; prefix survival is the share with a positive's prefix in the beam after each level."""
+the items that were re-ranked."""
 
 
 def _about(evaluation: Evaluation, command: str) -> str:
@@ -167,17 +164,6 @@ def _per_second(results: Sequence[Result]) -> float:
     if not seconds:
         return float("inf")
     return sum(r.queries for r in results) / seconds
-
-
-def _survival_table(evaluation: Evaluation, pool: str) -> str:
-    rows = []
-    for method in evaluation.methods:
-        survivals = [r.survival for r in evaluation.of(method, pool) if r.survival]
-        if survivals:
-            rows.append([method_title(method), *(percent(float(v)) for v in np.mean(survivals, axis=0))])
-    if not rows:
-        return ""
-    return markdown_table(["Prefix survival", *(f"level {i + 1}" for i in range(len(rows[0]) - 1))], rows)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

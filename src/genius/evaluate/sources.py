@@ -1,38 +1,28 @@
-"""What `genius eval`, `genius features` and `python -m lab reproduce` are pointed at: a dataset on disk, or files of features.
+"""What `genius eval` and `python -m lab reproduce` are pointed at: a dataset on disk, or a folder of features.
 
 Features of a dataset are extracted once and kept in a cache whose name holds the encoder's and the data's
-fingerprints: a changed model or file never meets old features. Files in the published formats become IDs of a pool, and the best
-IDs for every query, without pictures and without an index on disk.
+fingerprints: a changed model or file never meets old features.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import nn
 
 from genius.data import open_collection
 from genius.data.collection import Collection, Sample
-from genius.data.extract import ExtractConfig, extract
-from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, read_published
+from genius.data.extract import extract
+from genius.data.features import FeatureSet
 from genius.encoders import load_encoder, resolve
-from genius.encoders.base import Encoder, PairEncoder
+from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, read_heads
 from genius.errors import GeniusError
-from genius.evaluate.methods import FeatureFusion
-from genius.files import reading, write_whole
+from genius.evaluate.methods import OtherEncoder
 from genius.model.genius import Genius
-from genius.search import CodeTrie
-from genius.search.beam import beam_search
-
-Codes = npt.NDArray[np.int64]
 
 
 def cache_folder() -> Path:
@@ -58,14 +48,12 @@ class Source:
             return whole
         return Sample(whole, queries=self.queries, candidates=self.candidates, seed=self.seed)
 
-    def extract(self, encoder: Encoder, config: ExtractConfig | None = None) -> FeatureSet:
+    def extract(self, encoder: Encoder) -> FeatureSet:
         """Features by `encoder`, from the cache where they are there."""
         collection = self.collection()
         name = f"{collection.name}-{self.split}-{encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
-        if config is not None and config.fusion == "feature":
-            name += "-fused"
         folder = (self.cache or cache_folder()) / name
-        data = extract(encoder, collection, folder, config, self.progress)
+        data = extract(encoder, collection, folder, None, self.progress)
         if data is None:
             raise GeniusError(f"other processes are still extracting into {folder}")
         return data
@@ -89,11 +77,10 @@ def load_features(source: Source, model: Genius, model_uri: str) -> FeatureSet:
     return source.extract(model.encoder)
 
 
-def load_other(uri: str, source: Source, data: FeatureSet, *, fusing: bool = False) -> FeatureSet:
+def load_other(uri: str, source: Source, data: FeatureSet) -> FeatureSet:
     """The same dataset through another encoder, for a dense baseline: `uri` is an encoder's URI or its features.
 
-    An encoder that fuses gives one vector an item (`fusing`: it must), any other its two; score fusion makes both
-    comparable. `data` is what the run searches: the same queries and candidates in the same order, or nothing compares.
+    `data` is what the run searches: the same queries and candidates in the same order, or nothing compares.
     """
     folder = features_folder(uri)
     if folder is not None:
@@ -104,22 +91,17 @@ def load_other(uri: str, source: Source, data: FeatureSet, *, fusing: bool = Fal
         )
     else:
         encoder = load_encoder(uri)
-        if fusing and not isinstance(encoder, PairEncoder):
-            raise GeniusError(f"{uri} has two towers and does not fuse them: use --dense NAME={uri}")
         if isinstance(encoder, nn.Module):
             encoder.to(source.device)
-        config = ExtractConfig(fusion="towers")
-        if isinstance(encoder, PairEncoder):
-            config = ExtractConfig(fusion="feature")
-        other = source.extract(encoder, config)
+        other = source.extract(encoder)
     if other.query_ids != data.query_ids or other.pool_ids != data.pool_ids:
         raise GeniusError(f"{uri}: these features belong to other queries or candidates than this evaluation")
     return other
 
 
-def other_encoders(named: Mapping[str, str], source: Source, data: FeatureSet) -> list[FeatureFusion]:
+def other_encoders(named: Mapping[str, str], source: Source, data: FeatureSet) -> list[OtherEncoder]:
     """Row of a table -> encoder or features, as methods of an evaluation: CLIP-SF, CLIP-FF, BLIP-SF, BLIP-FF."""
-    return [FeatureFusion(load_other(uri, source, data), label=name) for name, uri in named.items()]
+    return [OtherEncoder(load_other(uri, source, data), label=name) for name, uri in named.items()]
 
 
 def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
@@ -133,59 +115,3 @@ def fit_to_model(data: FeatureSet, model: Genius, model_uri: str) -> FeatureSet:
             f"features are {sorted(widths)} wide, the model expects {model.config.width} and has no heads ({HEADS})"
         )
     return replace(data, queries=heads.apply_chunked(data.queries), pool=heads.apply_chunked(data.pool))
-
-
-def encode_file(model: Genius, features: Path, output: Path) -> Codes:
-    """Codes of every row of a published feature file, saved as `output` (.npy, int64)."""
-    rows, _ = read_published(features, CANDIDATES_PER_DATASET)
-    if len(rows) == 0:
-        raise GeniusError(f"{features} holds no rows")
-    codes: Codes = model.encode(rows).cpu().numpy()
-    write_whole(output, lambda path: _save(path, lambda file: np.save(file, codes)))
-    return codes
-
-
-def read_codes(path: Path, model: Genius) -> Codes:
-    """Codes saved by `encode_file` (or the published index), checked against the model."""
-    with reading(f"{path} as codes", ValueError, EOFError):
-        codes = np.load(path, allow_pickle=False)
-    if not isinstance(codes, np.ndarray) or not np.issubdtype(codes.dtype, np.integer):
-        raise GeniusError(f"{path} does not hold one array of integers")
-    if codes.shape[0] == 0:
-        raise GeniusError(f"{path} holds no candidates")
-    codes = codes.astype(np.int64)
-    model.quantizer.check_codes(torch.from_numpy(codes))
-    return codes
-
-
-def search_file(
-    model: Genius,
-    queries: Path,
-    codes: Path,
-    output: Path,
-    *,
-    beams: int = 50,
-    batch: int = 64,
-    progress: Callable[[Iterable[int]], Iterable[int]] = lambda steps: steps,
-) -> int:
-    """Exact constrained beam search for every query: `codes` (Q, beams, M) int64, `scores` (Q, beams) float32."""
-    rows, _ = read_published(queries, QUERIES_PER_DATASET)
-    if len(rows) == 0:
-        raise GeniusError(f"{queries} holds no queries")
-    trie = CodeTrie.build(read_codes(codes, model), model.config.quantizer.level_sizes)
-    out_codes = np.full((len(rows), beams, model.config.quantizer.levels), -1, dtype=np.int64)
-    out_scores = np.full((len(rows), beams), -np.inf, dtype=np.float32)
-    for start in progress(range(0, len(rows), batch)):
-        z, _ = model.embed(rows[start : start + batch])
-        beams_found = beam_search(model.generator, trie, z, beams)
-        n = beams_found.codes.shape[1]
-        out_codes[start : start + batch, :n] = beams_found.codes.cpu().numpy()
-        out_scores[start : start + batch, :n] = beams_found.scores.cpu().numpy()
-    write_whole(output, lambda path: _save(path, lambda file: np.savez(file, codes=out_codes, scores=out_scores)))
-    return len(rows)
-
-
-def _save(path: Path, write: Callable[[Any], None]) -> None:
-    """Through a file object: numpy would add its own ending to a name."""
-    with path.open("wb") as file:
-        write(file)

@@ -92,7 +92,11 @@ def _step_graph(model: Genius, level: int) -> Graph:
 
 
 def towers(encoder: Encoder) -> dict[str, Graph]:
-    """The two towers of an encoder; one line for a family whose towers are not known here."""
+    """The two towers of an encoder; one line for a family whose towers are not known here.
+
+    Args:
+        encoder: The encoder.
+    """
     image: nn.Module
     text: nn.Module
     if isinstance(encoder, MiniEncoder):
@@ -118,6 +122,11 @@ def towers(encoder: Encoder) -> dict[str, Graph]:
 
 
 def pixels_of(encoder: Any) -> Pixels:
+    """How an encoder makes its input of an image.
+
+    Args:
+        encoder: An encoder whose pixels are prepared outside of its graph.
+    """
     pixels: Pixels = encoder.pixels
     return pixels
 
@@ -136,7 +145,12 @@ class _Pooled(nn.Module):
 
 
 class Fuse(nn.Module):
-    """Two vectors (n, D), zeros where there is none -> z, and the vector to rank by where that is another one."""
+    """Two vectors (n, D), zeros where there is none -> z, and the vector to rank by where that is another one.
+
+    Args:
+        fusion: The model's fusion.
+        dense: Whether the unit sum of both vectors is wanted, too.
+    """
 
     def __init__(self, fusion: Fusion, dense: bool) -> None:
         super().__init__()
@@ -144,6 +158,12 @@ class Fuse(nn.Module):
         self.dense = dense
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """z (n, D), and the dense vectors (n, D) if they are wanted.
+
+        Args:
+            image: (n, width) vectors; zero where there is no image.
+            text: (n, width) vectors; zero where there is no text.
+        """
         present = torch.ones_like(image[:, 0], dtype=torch.bool)
         features = Features(image, text, present, present)
         z: Tensor = self.fusion(features)
@@ -153,24 +173,42 @@ class Fuse(nn.Module):
 
 
 class Reconstruction(nn.Module):
-    """Codes (n, M) -> what they stand for (n, D), the sum of their vectors."""
+    """Codes (n, M) -> what they stand for (n, D), the sum of their vectors.
+
+    Args:
+        quantizer: The model's quantizer.
+    """
 
     def __init__(self, quantizer: ResidualQuantizer) -> None:
         super().__init__()
         self.quantizer = quantizer
 
     def forward(self, codes: Tensor) -> Tensor:
+        """The embedding that the codes stand for.
+
+        Args:
+            codes: (n, levels) codes, or the first of them.
+        """
         return self.quantizer.decode_prefix(codes)
 
 
 class Start(nn.Module):
-    """z (1, D) -> keys and values of every layer's attention to the query: (layers, 2, heads, prefix, d_kv)."""
+    """z (1, D) -> keys and values of every layer's attention to the query: (layers, 2, heads, prefix, d_kv).
+
+    Args:
+        generator: The decoder.
+    """
 
     def __init__(self, generator: Generator) -> None:
         super().__init__()
         self.generator = generator
 
     def forward(self, z: Tensor) -> Tensor:
+        """Keys and values of the memory of a query, one row per layer.
+
+        Args:
+            z: (1, D) embedding of the query.
+        """
         state = Decoder(self.generator).start(z)
         return torch.stack([torch.cat([memory.keys, memory.values]) for memory in state.cross])
 
@@ -180,6 +218,10 @@ class DecoderStep(nn.Module):
 
     z (1, D); cross: from `Start`; codes (n, level): the codes so far; past (layers, 2, n, heads, level, d_kv): keys and values.
     At level 0 there is one beam, and neither codes nor past. -> log_p (n, K of the level), and past with one more place.
+
+    Args:
+        generator: The decoder.
+        quantizer: Holds the codebooks of a tied head.
     """
 
     def __init__(self, generator: Generator, quantizer: ResidualQuantizer) -> None:
@@ -188,6 +230,14 @@ class DecoderStep(nn.Module):
         self.quantizer = quantizer  # where the head is tied to codebooks they are its own: so that they have names
 
     def forward(self, z: Tensor, cross: Tensor, codes: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the next codes of one query, and what the decoder has read so far.
+
+        Args:
+            z: (1, D) embedding of the query.
+            cross: Keys and values of its memory, from `Start`.
+            codes: (beams, level) codes so far; None: none.
+            past: Keys and values of the codes read before; None: none.
+        """
         if codes is None:
             codes = torch.empty(1, 0, dtype=torch.long)
         read: list[KeysValues] = []
@@ -248,7 +298,11 @@ class SharedWeights:
         self._places: dict[tuple[int, bytes], int] = {}  # type and content -> offset
 
     def take(self, model: Any) -> None:
-        """Move the weights of an ONNX model of at least `SHARED_FROM` bytes out of it."""
+        """Move the weights of an ONNX model of at least `SHARED_FROM` bytes out of it.
+
+        Args:
+            model: Changed in place.
+        """
         from onnx.external_data_helper import set_external_data
 
         for tensor in model.graph.initializer:
@@ -339,7 +393,11 @@ def _smaller(body: Any, onnx: Any) -> Any:
 
 
 def without_metadata(body: Any) -> Any:
-    """The model without shapes between nodes and without traces of where in Python each came from: most of its bytes."""
+    """The model without shapes between nodes and without traces of where in Python each came from: most of its bytes.
+
+    Args:
+        body: An ONNX model.
+    """
     graph = body.graph
     del graph.value_info[:]
     for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):

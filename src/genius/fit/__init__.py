@@ -151,6 +151,16 @@ def fit_vectors(
     """Fit a model to vectors z (N, D) of items that `fusion` has made, and their modalities (N,).
 
     The other parameters are those of `fit_collection`.
+
+    Args:
+        fusion: What made the vectors.
+        z: (N, D) vectors of the items.
+        modality: (N,) of the items.
+        queries: Synthetic for the collection; None: offsets are random directions.
+        encoder: Of the features; it becomes part of the model.
+        encoder_uri: Its URI, which the model's config names.
+        config: Sizes and steps.
+        say: Called with one line per step of the fit.
     """
     config = config or FitConfig()
     tell = say or (lambda _: None)
@@ -239,7 +249,11 @@ def unfitted_model(
 
 
 def sum_fusion(features: Features) -> Fusion:
-    """A fusion whose z is the unit sum of the encoder's two vectors, weighted so that image and text count equally."""
+    """A fusion whose z is the unit sum of the encoder's two vectors, weighted so that image and text count equally.
+
+    Args:
+        features: (N) of the items, from which the weights are measured.
+    """
     fusion = Fusion(FusionConfig(features.width, 1, 1))
     for parameter in fusion.parameters():
         nn.init.zeros_(parameter)
@@ -296,7 +310,14 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
 
 @torch.no_grad()
 def recall_of_searches(model: Genius, z: Tensor, codes: Tensor, queries: Tensor) -> dict[str, float]:
-    """recall@10 of each search: the share of the best items of exhaustive search that it finds."""
+    """recall@10 of each search: the share of the best items of exhaustive search that it finds.
+
+    Args:
+        model: The fitted model.
+        z: (N, D) vectors of the items.
+        codes: (N, L) of the items.
+        queries: Synthetic, held out.
+    """
     best = nearest_rows(queries, z, FOUND).numpy()
     trie = CodeTrie.build(codes.numpy(), model.config.quantizer.level_sizes)
     engine = SearchEngine(model.generator, model.quantizer, trie, z)
@@ -358,7 +379,11 @@ class Unfitted:
 
 
 def settled(uri: str) -> str:
-    """The URI of an encoder as a model may name it from anywhere: paths are absolute."""
+    """The URI of an encoder as a model may name it from anywhere: paths are absolute.
+
+    Args:
+        uri: As it was given.
+    """
     scheme, colon, location = uri.partition(":")
     if colon and scheme in ("hf-hub", "bundled"):
         return uri

@@ -287,11 +287,12 @@ def _item_biases(
     live: Live, engine: SearchEngine, query_modality: int, hits: Sequence[Hit], params: SearchParams
 ) -> list[float | None]:
     """What was taken off the similarity of each hit; None where nothing was."""
-    if not params.item_bias or engine.item_bias is None:
+    bias = engine.bias_for(params)
+    if bias is None:
         return [None] * len(hits)
     rows = live.find([hit.id for hit in hits])
     places = np.array([[rows.get(hit.id, 0) for hit in hits]], np.int64).reshape(1, -1)
-    taken = engine.item_bias.take(np.array([query_modality]), places)[0].tolist()
+    taken = bias.take(np.array([query_modality]), places)[0].tolist()
     return [round(value, 4) for value in taken]
 
 

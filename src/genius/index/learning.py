@@ -35,6 +35,7 @@ from genius.model.bias_choice import (
     choose_crossed,
     directions,
     fitting,
+    known_code_shares,
     limits,
     shrink,
 )
@@ -148,8 +149,7 @@ def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress
         raise GeniusError(
             f"no direction (such as text -> image) has {FEWEST} different queries{left_out}: the index is unchanged"
         )
-    most = limits(state.model.queries)
-    bank, chosen_by = _chosen(bank, [entries[owner] for owner in owners], items, modality, place, most)
+    bank, chosen_by = _chosen(bank, [entries[owner] for owner in owners], items, modality, place, state.model.queries)
     bank = _with_model(bank, state.model.queries)
     with state.write_lock.hold():
         version = state.reader().version  # refused if it was replaced since the queries were embedded
@@ -308,16 +308,17 @@ def _chosen(
     items: Floats,
     modality: NDArray[np.int64],
     place: Mapping[str, int],
-    most: Floats,
+    known: QueryBank | None,
 ) -> tuple[QueryBank, str]:
-    """The bank with weights and temperatures, and what they were chosen by; `most`: largest weights without positives."""
+    """The bank with weights and temperatures, and what they were chosen by; `known`: the model's own queries."""
     positives = [[place[name] for name in entry.clicked if name in place] for entry in entries]
     rows = [row for row, query_positives in enumerate(positives) if query_positives]
     if len(rows) < FEWEST_JUDGED:
-        return shrink(bank, items, modality, most), "agreement"
+        return shrink(bank, items, modality, limits(known), known_code_shares(known)), "agreement"
     z = np.asarray(bank.z)[rows]
     judged = JudgedQueries(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
-    return choose_crossed(bank, judged, rows, items, modality), "positives"
+    chosen = choose_crossed(bank, judged, rows, items, modality)
+    return replace(chosen, code_shares=known_code_shares(known).copy()), "positives"
 
 
 def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
@@ -328,13 +329,14 @@ def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
     missing = [pair for pair in directions(known) if pair not in bank_directions]
     if not missing:
         return bank
-    assert bank.bias_weights is not None and bank.bias_temperatures is not None
+    assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
     parts = [bank]
     for query, target in missing:
         selected = (np.asarray(known.modality) == query) & (np.asarray(known.target) == target)
         parts.append(bank_subset(known, selected))
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
+        bank.code_shares[query, target] = known.code_share(query, target)
     arrays = [np.concatenate([np.asarray(getattr(part, name)) for part in parts]) for name in ("z", "modality", "target")]
     return replace(bank, z=arrays[0], modality=arrays[1], target=arrays[2])
 

@@ -323,8 +323,9 @@ def _ranked(
     if any(scale >= 0 for scale in queries.scale):
         background = engine.background(queries.z if queries.dense is None else queries.dense)
     biases: NDArray[Any] = np.zeros(len(result.rows))  # of first hits, as far as the probability of an answer is wanted
-    if confidence is not None and params.item_bias and queries.modality is not None and engine.item_bias is not None:
-        biases = engine.item_bias.take(as_numpy(queries.modality).astype(np.int64), result.rows[:, :1])[:, 0]
+    bias = engine.bias_for(params)
+    if confidence is not None and queries.modality is not None and bias is not None:
+        biases = bias.take(as_numpy(queries.modality).astype(np.int64), result.rows[:, :1])[:, 0]
     ranked = []
     for query, found in enumerate(result.rows):
         rows = found[found >= 0]
@@ -333,8 +334,8 @@ def _ranked(
         if background is not None and queries.scale[query] >= 0 and queries.targets is not None:
             shown_scores = rescaled(scores, background[query], int(queries.targets[query]), queries.scale[query])
         considered = int(result.considered[query])
-        bias = float(biases[query])
-        ranked.append(_Ranked(live.seqs[rows], live.codes_of(rows), scores, shown_scores, result.plan, considered, bias))
+        first_bias = float(biases[query])
+        ranked.append(_Ranked(live.seqs[rows], live.codes_of(rows), scores, shown_scores, result.plan, considered, first_bias))
     return ranked
 
 

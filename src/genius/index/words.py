@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from genius.index import Index
 
 # c of the fusion. The published 60 suits rankings of like quality; with it and the weight 4, words of captions were found less
-# often than by BM25 alone. 5 and 4 are chosen on validation queries (lab.hybrid).
+# often than by BM25 alone. 5 and 4 are chosen on validation queries (lab/results/hybrid.json).
 RANK_CONSTANT = 5
 # A hit's BM25 score grows by this share if all words of the query are in it in the same form. Chosen on the same queries.
 SAME_FORM = 2.0

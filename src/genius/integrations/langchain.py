@@ -208,7 +208,11 @@ class GeniusRetriever(BaseRetriever):  # type: ignore[misc]
 
 
 def as_document(hit: Hit) -> Document:
-    """A hit as a document whose metadata also has `id`, `score`, `modality` and `image` (the path)."""
+    """A hit as a document whose metadata also has `id`, `score`, `modality` and `image` (the path).
+
+    Args:
+        hit: Of a search.
+    """
     document = _document(hit.item)
     about = {"id": hit.id, "score": hit.score, "modality": hit.modality.label, "image": hit.to_dict()["image"]}
     document.metadata = {**document.metadata, **about}

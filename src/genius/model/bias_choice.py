@@ -5,8 +5,9 @@ disagree: the correlation of the biases that two halves of them give (corrected 
 that have nothing to do with the collection: those whose best item is less similar than the best item of nearly all known queries
 do not count (`fitting`). Not more than what held-out queries of training chose for the direction, or .3 where there were none.
 With known positives (`choose`): the same, at most .65, unless another pair ranks the positives of other queries better by more
-than chance; no bias, where that weight ranks them worse than none. A hundred queries choose badly among a dozen pairs: those that
-looked best on them lost half of the gain on others. Knows arrays; nothing of indexes and files.
+than chance; no bias, where the result is not better than none by more than chance. A hundred queries choose badly among a dozen
+pairs: those that looked best on them lost half of the gain on others. Scores made of codes are judged apart: a bias that gained
+hits for vectors lost some for codes. Knows arrays; nothing of indexes and files.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MOST_JUDGED = 1000
 FEWEST_ITEMS = 500  # that no training query shows, below which all items are searched
 MOST_ITEMS = 100_000  # of a direction that queries are judged on, beside all positives
 ERRORS = 2.0  # standard errors by which a choice must be better than the weight that needs no positives
+CHANCE = 1.64  # standard errors by which a bias must be better than none: one of 20 useless ones passes
+CODE_SHARES = (1.0, 0.5)  # of the bias that scores made of codes may take
 DEPTH = 10  # of the reciprocal ranks that are compared
 SAMPLE = 4096  # items on which two halves of a bank are compared
 LEAST_QUANTILE = 0.05  # of known queries' best similarities: a query below is not one of this collection
@@ -77,6 +80,7 @@ def choose(
     *,
     further: Sequence[Fold] = (),
     shown: Bools | None = None,
+    reconstructed: Any = None,
 ) -> QueryBank:
     """The bank with weights and temperatures that rank the positives of `judged` best.
 
@@ -88,9 +92,10 @@ def choose(
         further: More queries to judge by, each with a part of the bank that does not hold them.
         shown: (N,) items that training queries show; they are left out if enough others remain. Training pulls queries
             towards them, so that a bias against them looks better than it is for new items.
+        reconstructed: (N, D) unit vectors that codes of the items stand for; None: scores made of codes take no bias.
     """
     folds = [(bank, judged), *further]
-    return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality), shown)
+    return _with_best(bank, folds, _Items.of(items, item_modality, reconstructed), shown)
 
 
 def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
@@ -107,10 +112,10 @@ def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], 
     odd_places = [place for place, row in enumerate(rows) if row % 2]
     half = np.arange(len(bank)) % 2 == 0
     folds = [(bank_subset(bank, ~half), judged.take(even)), (bank_subset(bank, half), judged.take(odd_places))]
-    return _with_best(bank, folds, np.asarray(items, np.float32), np.asarray(item_modality))
+    return _with_best(bank, folds, _Items.of(items, item_modality, None))
 
 
-def shrink(bank: QueryBank, items: Any, item_modality: Any, most: Any = UNJUDGED_WEIGHT) -> QueryBank:
+def shrink(bank: QueryBank, items: Any, item_modality: Any, most: Any = UNJUDGED_WEIGHT, code_shares: Any = 0.0) -> QueryBank:
     """The bank with weights that fall with few queries and with halves that disagree.
 
     Args:
@@ -118,6 +123,7 @@ def shrink(bank: QueryBank, items: Any, item_modality: Any, most: Any = UNJUDGED
         items: (N, D) unit vectors.
         item_modality: (N,).
         most: Largest weight, of all directions or (3, 3) of each (`limits`).
+        code_shares: Of scores made of codes, of all directions or (3, 3) of each (`known_code_shares`).
     """
     items = np.asarray(items, np.float32)
     item_modality = np.asarray(item_modality)
@@ -130,7 +136,19 @@ def shrink(bank: QueryBank, items: Any, item_modality: Any, most: Any = UNJUDGED
         if len(vectors) > 2:
             agreed = agreement(direction_queries, vectors)
             weights[query, target] = unjudged_weight(len(direction_queries), agreed, float(largest[query, target]))
-    return replace(bank, bias_weights=weights, bias_temperatures=temperatures)
+    shares = np.array(np.broadcast_to(code_shares, (MODALITIES, MODALITIES)), np.float32)
+    return replace(bank, bias_weights=weights, bias_temperatures=temperatures, code_shares=shares)
+
+
+def known_code_shares(known: QueryBank | None) -> Floats:
+    """(3, 3) shares of the bias that scores made of codes may take, for queries without positives.
+
+    Args:
+        known: The model's own queries.
+    """
+    if known is None or known.code_shares is None:
+        return np.zeros((MODALITIES, MODALITIES), np.float32)
+    return known.code_shares
 
 
 def limits(known: QueryBank | None) -> Floats:
@@ -227,37 +245,83 @@ def _sample(vectors: Floats) -> Floats:
     return vectors[order]
 
 
-def _with_best(
-    bank: QueryBank, folds: Sequence[Fold], items: Floats, item_modality: Ints, shown: Bools | None = None
-) -> QueryBank:
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """Items of a collection, as queries are compared with them."""
+
+    vectors: Floats
+    modality: Ints
+    reconstructed: Floats | None
+
+    @classmethod
+    def of(cls, vectors: Any, modality: Any, reconstructed: Any) -> _Items:
+        if reconstructed is not None:
+            reconstructed = np.asarray(reconstructed, np.float32)
+        return cls(np.asarray(vectors, np.float32), np.asarray(modality), reconstructed)
+
+
+def _with_best(bank: QueryBank, folds: Sequence[Fold], items: _Items, shown: Bools | None = None) -> QueryBank:
     """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
-    bank = shrink(bank, items, item_modality, JUDGED_WEIGHT)
-    assert bank.bias_weights is not None and bank.bias_temperatures is not None
+    bank = shrink(bank, items.vectors, items.modality, JUDGED_WEIGHT)
+    assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
+    bank.code_shares[:] = 0
     for query, target in directions(bank):
-        rows = _candidates(item_modality == target, [judged for _, judged in folds], shown)
+        rows = _candidates(items.modality == target, [judged for _, judged in folds], shown)
         unjudged = (TEMPERATURE, float(bank.bias_weights[query, target]))
-        values: dict[Choice, list[Floats]] = {}
-        for part, judged in folds:
-            fold_queries = queries_of(part, query, target)
-            scores, positives = _scores(judged, query, target, items, rows)
-            if len(fold_queries) < FEWEST // 2 or not len(scores):
-                continue
-            for temperature in TEMPERATURES:
-                bias = mean_similarity(fold_queries, items[rows], temperature)
-                weights = {0.0, *WEIGHTS}
-                if temperature == TEMPERATURE:
-                    weights.add(unjudged[1])
-                for weight in weights:
-                    reciprocal_ranks = _reciprocal_ranks(scores, positives, np.float32(weight) * bias)
-                    values.setdefault((temperature, weight), []).append(reciprocal_ranks)
-        if sum(map(len, values.get(unjudged, []))) < FEWEST_JUDGED:
+        pairs = {(temperature, weight) for temperature in TEMPERATURES for weight in (0.0, *WEIGHTS)} | {unjudged}
+        judged_folds = [_JudgedFold.of(fold, query, target, items.vectors, rows) for fold in folds]
+        judged_folds = [fold for fold in judged_folds if len(fold.bank) >= FEWEST // 2 and len(fold.positives)]
+        if sum(len(fold.positives) for fold in judged_folds) < FEWEST_JUDGED:
             bank.bias_weights[query, target] = min(unjudged[1], UNJUDGED_WEIGHT)
             continue
-        choices = {choice: np.concatenate(folds_ranks) for choice, folds_ranks in values.items()}
-        temperature, weight = _best_choice(choices, unjudged)
+        temperature, weight = _best_choice(_values(judged_folds, items.vectors, rows, pairs), unjudged)
         bank.bias_weights[query, target] = weight
         bank.bias_temperatures[query, target] = temperature
+        if weight and items.reconstructed is not None:
+            pairs = {(temperature, share * weight) for share in (0.0, *CODE_SHARES)}
+            values = _values(judged_folds, items.vectors, rows, pairs, items.reconstructed)
+            bank.code_shares[query, target] = _best_share(values, temperature, weight)
     return bank
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgedFold:
+    """Queries of one direction that judge, and those that a bias is made of."""
+
+    bank: Floats
+    queries: Floats
+    positives: list[Ints]  # of each judged query, by place among the candidates
+
+    @classmethod
+    def of(cls, fold: Fold, query: int, target: int, vectors: Floats, rows: Ints) -> _JudgedFold:
+        part, judged = fold
+        queries, positives = _judged_queries(judged, query, target, len(vectors), rows)
+        return cls(queries_of(part, query, target), queries, positives)
+
+
+def _values(
+    folds: Sequence[_JudgedFold], vectors: Floats, rows: Ints, pairs: set[Choice], reconstructed: Floats | None = None
+) -> dict[Choice, Floats]:
+    """(Q,) reciprocal ranks of the judged queries of all folds, for each pair (t, w).
+
+    Args:
+        folds: Of one direction.
+        vectors: (N, D) of items, which biases are made of.
+        rows: Candidates.
+        pairs: Temperatures and weights.
+        reconstructed: (N, D) that queries are compared with in place of `vectors`.
+    """
+    compared = vectors
+    if reconstructed is not None:
+        compared = reconstructed
+    found: dict[Choice, list[Floats]] = {pair: [] for pair in pairs}
+    for fold in folds:
+        scores = fold.queries @ compared[rows].T
+        for temperature in {temperature for temperature, _ in pairs}:
+            bias = mean_similarity(fold.bank, vectors[rows], temperature)
+            for weight in (weight for own, weight in pairs if own == temperature):
+                found[temperature, weight].append(_reciprocal_ranks(scores, fold.positives, np.float32(weight) * bias))
+    return {pair: np.concatenate(parts) for pair, parts in found.items()}
 
 
 def _candidates(wanted: Bools, judged: Sequence[JudgedQueries], shown: Bools | None) -> Ints:
@@ -276,23 +340,37 @@ def _candidates(wanted: Bools, judged: Sequence[JudgedQueries], shown: Bools | N
 
 
 def _best_choice(values: dict[Choice, Floats], unjudged: Choice) -> Choice:
-    """The pair (t, w) of the largest mean if it is better than `unjudged` by `ERRORS` standard errors.
+    """The pair (t, w) of the largest mean if it is better than `unjudged` by more than chance, else `unjudged`.
 
-    Else `unjudged`; weight 0 where that is no better than none.
+    Weight 0 where that is not better than none by more than chance.
     """
     best = max(values, key=lambda pair: float(values[pair].mean()))
-    difference = values[best] - values[unjudged]
-    error = float(difference.std()) / len(difference) ** 0.5
-    if float(difference.mean()) > ERRORS * error:
+    if not _better(values[best], values[unjudged], ERRORS):
+        best = unjudged
+    none = next(ranks for (_, weight), ranks in values.items() if not weight)
+    if _better(values[best], none, CHANCE):
         return best
-    if float(values[unjudged].mean()) > float(values[unjudged[0], 0.0].mean()):
-        return unjudged
     return TEMPERATURE, 0.0
 
 
-def _scores(judged: JudgedQueries, query: int, target: int, items: Floats, rows: Ints) -> tuple[Floats, list[Ints]]:
-    """(Q, n) similarities of judged queries of one direction with the items `rows`, and their positives by place there."""
-    place = np.full(len(items), -1)
+def _best_share(values: dict[Choice, Floats], temperature: float, weight: float) -> float:
+    """The share of a bias of the largest mean, if it is better than none by more than chance; else 0."""
+    best = max(CODE_SHARES, key=lambda share: float(values[temperature, share * weight].mean()))
+    if _better(values[temperature, best * weight], values[temperature, 0.0], CHANCE):
+        return best
+    return 0.0
+
+
+def _better(values: Floats, others: Floats, errors: float) -> bool:
+    """Whether the mean of values (Q,) is larger than that of others by so many standard errors of their difference."""
+    difference = values - others
+    error = float(difference.std()) / max(len(difference), 1) ** 0.5
+    return bool(difference.mean() > errors * error)
+
+
+def _judged_queries(judged: JudgedQueries, query: int, target: int, items: int, rows: Ints) -> tuple[Floats, list[Ints]]:
+    """(Q, D) judged queries of one direction with positives among the candidates `rows`, and these by place there."""
+    place = np.full(items, -1)
     place[rows] = np.arange(len(rows))
     chosen = np.flatnonzero((judged.modality == query) & (judged.target == target))[:MOST_JUDGED]
     kept = []
@@ -303,7 +381,7 @@ def _scores(judged: JudgedQueries, query: int, target: int, items: Floats, rows:
         if len(positive_places):
             kept.append(query_row)
             positives.append(positive_places)
-    return judged.z[np.array(kept, np.int64)] @ items[rows].T, positives
+    return judged.z[np.array(kept, np.int64)], positives
 
 
 def _reciprocal_ranks(scores: Floats, positives: Sequence[Ints], bias: Floats) -> Floats:

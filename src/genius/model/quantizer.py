@@ -129,7 +129,12 @@ class ResidualQuantizer(Codebooks):
     # -- training ----------------------------------------------------------------------------------------------
 
     def quantize(self, z: Tensor, modality: Tensor | None = None) -> Quantized:
-        """Codes of `z` (N, D) with a gradient path, for the losses. Does not move the codebooks."""
+        """Codes of `z` (N, D) with a gradient path, for the losses. Does not move the codebooks.
+
+        Args:
+            z: (N, D) embeddings.
+            modality: (N,) of the embeddings; None: no codebook depends on it.
+        """
         residual = z
         total = torch.zeros_like(z)
         codes = []
@@ -260,7 +265,11 @@ class ResidualQuantizer(Codebooks):
 
     @torch.no_grad()
     def statistics(self, codes: Tensor) -> list[dict[str, float]]:
-        """Per level: share of codes used, perplexity of their distribution, and share of IDs that collide up to it."""
+        """Per level: share of codes used, perplexity of their distribution, and share of IDs that collide up to it.
+
+        Args:
+            codes: (N, L) codes of a collection.
+        """
         out = []
         for level, size in enumerate(self.config.level_sizes):
             counts = torch.bincount(codes[:, level], minlength=size).float()
@@ -282,7 +291,12 @@ def _several_processes() -> bool:
 
 
 def rotate_to(source: Tensor, target: Tensor) -> Tensor:
-    """`target` in value; backwards, the rotation and scaling that take source to target (arXiv 2410.06424)."""
+    """`target` in value; backwards, the rotation and scaling that take source to target (arXiv 2410.06424).
+
+    Args:
+        source: (N, D) vectors that get the gradient.
+        target: (N, D) vectors.
+    """
     norm_s = source.norm(dim=-1, keepdim=True).clamp(min=1e-6)
     norm_t = target.norm(dim=-1, keepdim=True).clamp(min=1e-6)
     u = (source / norm_s).detach()
@@ -317,6 +331,9 @@ def register(family: str, build: Build) -> Build:
 
 def build_quantizer(config: QuantizerConfig) -> ResidualQuantizer:
     """The quantizer that a config names; one of an installed package is imported when it is first needed.
+
+    Args:
+        config: Of the quantizer.
 
     Raises:
         GeniusError: If nobody registered it.

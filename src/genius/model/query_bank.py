@@ -60,6 +60,8 @@ class QueryBank:
         real: Whether they come from people or a data set. Synthetic queries say nothing about hubs: they give no item bias.
         bias_weights: (3, 3) w of the item bias by query modality and target (`genius.model.bias_choice`); None: by their number.
         bias_temperatures: (3, 3) t of the item bias; None: `TEMPERATURE`.
+        code_shares: (3, 3) share of the item bias that is taken off scores made of codes, 0 to 1; None: nobody judged them, and
+            nothing is taken off.
     """
 
     z: Floats
@@ -70,6 +72,7 @@ class QueryBank:
     real: bool = True
     bias_weights: Floats | None = None
     bias_temperatures: Floats | None = None
+    code_shares: Floats | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -154,6 +157,12 @@ class QueryBank:
             return TEMPERATURE
         return float(self.bias_temperatures[query_modality, target])
 
+    def code_share(self, query_modality: int, target: int) -> float:
+        """Share of `item_bias` that is taken off scores made of codes: those of reconstructions, and log-probabilities."""
+        if self.code_shares is None:
+            return 0.0
+        return float(self.code_shares[query_modality, target])
+
     def item_bias(self, vectors: Any, query_modality: int, target: int) -> Floats:
         """How similar items are to queries in general: b(x) = w t log mean over queries q of exp(q . x / t).
 
@@ -186,7 +195,7 @@ class QueryBank:
         digest = hashlib.sha256(self.z.astype(np.float16).tobytes())
         digest.update(self.modality.tobytes())
         digest.update(self.target.tobytes())
-        for numbers in (self.bias_weights, self.bias_temperatures):
+        for numbers in (self.bias_weights, self.bias_temperatures, self.code_shares):
             if numbers is not None:
                 digest.update(numbers.astype(np.float32).tobytes())
         return digest.hexdigest()[:32]
@@ -216,6 +225,8 @@ class QueryBank:
         if self.bias_weights is not None and self.bias_temperatures is not None:
             arrays["bias_weights"] = self.bias_weights.astype(np.float32)
             arrays["bias_temperatures"] = self.bias_temperatures.astype(np.float32)
+            if self.code_shares is not None:
+                arrays["code_shares"] = self.code_shares.astype(np.float32)
         path.write_bytes(
             save(arrays, metadata={"format": FORMAT, **about})
         )  # `save_file` would leave a file of its own when killed
@@ -313,17 +324,22 @@ def _read_vectors(arrays: Mapping[str, Any], path: Path) -> Floats:
     return _unpacked(z, scale)
 
 
-def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[Floats | None, Floats | None]:
-    """Weights and temperatures of the item bias, where a file has them."""
+def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[Floats | None, Floats | None, Floats | None]:
+    """Weights and temperatures of the item bias and shares of codes, where a file has them."""
     if "bias_weights" not in stored or "bias_temperatures" not in stored:
-        return None, None
+        return None, None, None
     weights = np.asarray(stored["bias_weights"], np.float32)
     temperatures = np.asarray(stored["bias_temperatures"], np.float32)
     right = weights.shape == temperatures.shape == (MODALITIES, MODALITIES)
     right = right and bool(((weights >= 0) & (weights <= MOST_WEIGHT) & (temperatures >= LEAST_TEMPERATURE)).all())
     if not right or not np.isfinite(temperatures).all():
         raise GeniusError(f"{path} holds weights or temperatures of the item bias that are out of range")
-    return weights, temperatures
+    if "code_shares" not in stored:
+        return weights, temperatures, None
+    shares = np.asarray(stored["code_shares"], np.float32)
+    if shares.shape != weights.shape or not bool(((shares >= 0) & (shares <= 1)).all()):
+        raise GeniusError(f"{path} holds shares of the item bias for codes that are out of range")
+    return weights, temperatures, shares
 
 
 def _numbers(values: Any) -> NDArray[Any]:

@@ -111,7 +111,11 @@ DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
 class Budget:
-    """Bytes that may be in use at a time, granted in order of arrival. A request larger than all of it is granted alone."""
+    """Bytes that may be in use at a time, granted in order of arrival. A request larger than all of it is granted alone.
+
+    Args:
+        capacity: Bytes of all reservations together.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -121,7 +125,11 @@ class Budget:
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Wait until `size` more bytes fit; they are free again at the end."""
+        """Wait until `size` more bytes fit; they are free again at the end.
+
+        Args:
+            size: Bytes. More than the capacity waits until nothing else is reserved.
+        """
         taken = min(size, self.capacity)
         ticket = object()
         with self._changed:
@@ -153,7 +161,11 @@ _trim = _find_trim()
 
 
 def give_back(freed: int) -> None:
-    """Return free memory to the system if `freed` bytes justify the milliseconds. Does nothing where libc cannot."""
+    """Return free memory to the system if `freed` bytes justify the milliseconds. Does nothing where libc cannot.
+
+    Args:
+        freed: Bytes that were freed just now.
+    """
     if _trim is not None and freed >= LARGE:
         _left_over.set()
         _trim(0)
@@ -201,7 +213,14 @@ def load_image(source: ImageInput, *, least: int | None = None, name: str = "the
 def loaded(
     source: ImageInput, *, least: int | None = None, name: str = "the image", large: bool = False
 ) -> Iterator[Image.Image]:
-    """As `load_image`, with its share of the memory budget held until the end of the block."""
+    """As `load_image`, with its share of the memory budget held until the end of the block.
+
+    Args:
+        source: A path, bytes, or an opened picture, which stays as it is.
+        least: The shorter side may be shrunk down to this many pixels while decoding; None: all pixels are kept.
+        name: What errors call it; a path is named by itself.
+        large: With `least`: up to `LARGE_PIXELS`, one picture at a time.
+    """
     if isinstance(source, str | Path):
         name = str(source)
         if Path(source).suffix.lower() == SVG:
@@ -216,7 +235,12 @@ def loaded(
 
 @contextmanager
 def opened(source: ImageInput, name: str) -> Iterator[Image.Image]:
-    """The picture with its header read and nothing decoded. Any failure inside the block is a `PictureError`."""
+    """The picture with its header read and nothing decoded. Any failure inside the block is a `PictureError`.
+
+    Args:
+        source: A path, bytes, or an opened picture, which stays open.
+        name: What errors call it.
+    """
     try:
         if isinstance(source, Image.Image):
             yield source
@@ -261,7 +285,18 @@ def _register_heif() -> None:
 def decoded(
     picture: Image.Image, least: int | None = None, name: str = "the image", *, own: bool = True, large: bool = False
 ) -> Iterator[Image.Image]:
-    """The pixels of an opened picture, as `load_image` returns them, with memory reserved until the end of the block."""
+    """The pixels of an opened picture, as `load_image` returns them, with memory reserved until the end of the block.
+
+    Args:
+        picture: From `opened`.
+        least: The shorter side may be shrunk down to this many pixels while decoding; None: all pixels are kept.
+        name: What errors call it.
+        own: False for a caller's picture, which stays as it is.
+        large: With `least`: up to `LARGE_PIXELS`, one picture at a time.
+
+    Raises:
+        TooManyPixels: It would take too much memory.
+    """
     kept = 0
     if picture.info.get("progressive"):
         kept = picture.width * picture.height * PROGRESSIVE_COST
@@ -298,7 +333,11 @@ def _scale_in_decoder(picture: Image.Image, least: int | None) -> None:
 
 
 def decoding_cost(picture: Image.Image) -> int:
-    """Estimate of the bytes that decoding takes at its peak."""
+    """Estimate of the bytes that decoding takes at its peak.
+
+    Args:
+        picture: Opened, not decoded.
+    """
     usual = NARROW_COST if picture.mode in ("1", "L", "P") else USUAL_COST
     return picture.width * picture.height * COST.get(picture.format or "", usual)
 
@@ -449,7 +488,12 @@ class PictureWorkers:
         self._pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 
     def open(self, source: ImageInput, name: str) -> Image.Image:
-        """Decode and shrink one picture. Blocks, so call it from as many threads as there are processes."""
+        """Decode and shrink one picture. Blocks, so call it from as many threads as there are processes.
+
+        Args:
+            source: A path, bytes or an opened picture.
+            name: What errors call it.
+        """
         try:
             return self._pool.submit(_open, source, name, self.shrink).result()
         except BrokenProcessPool:

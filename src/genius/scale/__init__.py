@@ -55,6 +55,10 @@ def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
     """Ray, connected: to the cluster at `address`, or with "local" to one of this machine that ends with the block.
 
     A program that is connected already stays so. `cpus`: how many a local cluster has; by default, this machine's.
+
+    Args:
+        address: Of a cluster, or "local" for one on this machine that ends with the block.
+        cpus: Processors of a local cluster; None: this machine's.
     """
     ray = load_ray()
     if ray.is_initialized():

@@ -54,15 +54,33 @@ class Plan(Protocol):
         ...
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
-        """Whether it can serve this request at all."""
+        """Whether it can serve this request at all.
+
+        Args:
+            batch: The queries.
+            k: Candidates per query.
+            params: Settings of the search.
+        """
         ...
 
     def cost(self, batch: QueryBatch, k: int, params: SearchParams) -> float:
-        """Rough milliseconds of this batch; the engine takes the cheapest plan that suits."""
+        """Rough milliseconds of this batch; the engine takes the cheapest plan that suits.
+
+        Args:
+            batch: The queries.
+            k: Candidates per query.
+            params: Settings of the search.
+        """
         ...
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
-        """At least k candidates of every query, while k exist."""
+        """At least k candidates of every query, while k exist.
+
+        Args:
+            batch: The queries.
+            k: Candidates per query.
+            params: Settings of the search.
+        """
         ...
 
 
@@ -157,6 +175,25 @@ class SearchEngine:
         return made
 
     @cached_property
+    def code_bias(self) -> ItemBias | None:
+        """What is taken off scores made of codes: the part of the item bias that held-out queries have judged for them."""
+        if self.item_bias is None or self.bias_bank is None:
+            return None
+        return self.item_bias.for_codes(self.bias_bank)
+
+    def bias_for(self, params: SearchParams) -> ItemBias | None:
+        """What a search takes off the scores of items.
+
+        Args:
+            params: How to search.
+        """
+        if not params.item_bias:
+            return None
+        if params.reranker in ("codes", "none") or self.collection.by_codes:
+            return self.code_bias
+        return self.item_bias
+
+    @cached_property
     def beam(self) -> Beam:
         """The beam search; its trie is merged with what was added when it is first needed."""
         import_torch("a beam search")
@@ -199,6 +236,7 @@ class SearchEngine:
         new = copy.copy(self)
         new.__dict__.pop("beam", None)
         new.__dict__.pop("item_bias", None)
+        new.__dict__.pop("code_bias", None)
         new.__dict__.pop("_background_sample", None)
         computed = "item_bias" in self.__dict__ or self._bias_before is None
         if computed:
@@ -245,7 +283,7 @@ class SearchEngine:
                 collection lacks what the plan or the re-ranker needs.
         """
         params = params or SearchParams()
-        batch = self._batch(z, k, dense, target, allowed, modality if params.item_bias else None)
+        batch = self._batch(z, k, dense, target, allowed, modality, params)
         plan = self.pick(batch, k, params)
         if not self.collection.items or not len(batch):
             return self._ranked(batch, Candidates.empty(len(batch)), k, params, plan)
@@ -372,7 +410,9 @@ class SearchEngine:
 
     # -- input -------------------------------------------------------------------------------------------------
 
-    def _batch(self, z: Any, k: int, dense: Any, target: Any, allowed: Any, modality: Any = None) -> QueryBatch:
+    def _batch(
+        self, z: Any, k: int, dense: Any, target: Any, allowed: Any, modality: Any = None, params: SearchParams | None = None
+    ) -> QueryBatch:
         """Queries, checked."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise GeniusError(f"k must be at least 1, got {k!r}")
@@ -384,9 +424,12 @@ class SearchEngine:
             raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")
         known = self._target(target, len(z))
         visible = self._allowed(allowed, len(z))
-        if modality is None or self.item_bias is None:
+        bias = None
+        if modality is not None:
+            bias = self.bias_for(params or SearchParams())
+        if bias is None:
             return QueryBatch(z, compared, known, None, visible)
-        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), self.item_bias)
+        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), bias)
 
     def _vectors(self, vectors: Any, name: str) -> Floats:
         shape = getattr(vectors, "shape", None)

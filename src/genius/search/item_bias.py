@@ -110,6 +110,25 @@ class ItemBias:
         added = self._coded(_computed(bank, collection, first, known), modality[first:])
         return replace(self, codes=np.concatenate([self.codes, added], 1), modality=modality)
 
+    def for_codes(self, bank: QueryBank) -> ItemBias | None:
+        """What is taken off scores made of codes, a share of each direction (`QueryBank.code_share`); None: nothing.
+
+        Args:
+            bank: That these biases follow from.
+        """
+        shares = np.zeros((MODALITIES, MODALITIES), np.float32)
+        for query in np.flatnonzero(self.slots >= 0).tolist():
+            shares[query] = [bank.code_share(query, target) for target in range(MODALITIES)]
+        if not shares.any():
+            return None
+        targets = np.maximum(self.modality[: len(self)], 0)
+        codes = np.empty_like(self.codes)
+        for query in np.flatnonzero(self.slots >= 0).tolist():
+            slot = int(self.slots[query])
+            none = round(float(-self.first[query, 0] / max(self.step[query, 0], np.float32(1e-9))))  # the code of no correction
+            codes[slot] = none + np.round(shares[query][targets] * (self.codes[slot].astype(np.float32) - none))
+        return replace(self, codes=codes)
+
     def _coded(self, raw: Floats, modality: Ints) -> NDArray[np.uint8]:
         """(S, n) codes of biases (S, n) that are not centred; those out of range become the least or the largest."""
         known = self.slots >= 0

@@ -167,7 +167,12 @@ class SearchRequest:
         return self.beams is None and self.rerank is None
 
     def settings(self, model: Genius, vectors: bool = True) -> SearchParams:
-        """How to search: the model's defaults, then `params`, then the two knobs; by codes where no vectors are stored."""
+        """How to search: the model's defaults, then `params`, then the two knobs; by codes where no vectors are stored.
+
+        Args:
+            model: Its config has the defaults.
+            vectors: Whether vectors are stored.
+        """
         chosen = self.params or SearchParams.of_model(model)
         if self.params is None and not vectors and chosen.reranker == "embeddings":
             chosen = replace(chosen, reranker="codes")

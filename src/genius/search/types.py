@@ -41,7 +41,11 @@ class QueryBatch:
         return len(self.z)
 
     def select(self, queries: Ints) -> QueryBatch:
-        """Some of the queries, by position (n,)."""
+        """Some of the queries, by position (n,).
+
+        Args:
+            queries: (n,) positions.
+        """
         chosen: dict[str, Any] = {"z": self.z[queries], "dense": self.dense[queries], "target": self.target[queries]}
         if self.modality_log_probs is not None:
             chosen["modality_log_probs"] = self.modality_log_probs[queries]
@@ -90,7 +94,11 @@ class QueryBatch:
         return out
 
     def allowed_for(self, query: int) -> NDArray[np.bool_] | None:
-        """(N,) rows that one query may find; None: all."""
+        """(N,) rows that one query may find; None: all.
+
+        Args:
+            query: Its position.
+        """
         if self.allowed is None or self.allowed.ndim == 1:
             return self.allowed
         own: NDArray[np.bool_] = self.allowed[query]
@@ -107,12 +115,20 @@ class Candidates:
 
     @classmethod
     def empty(cls, queries: int) -> Candidates:
-        """No candidates for any query."""
+        """No candidates for any query.
+
+        Args:
+            queries: Number of queries.
+        """
         return cls(np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32), np.zeros(queries, np.int64))
 
     @classmethod
     def cat(cls, parts: Sequence[Candidates]) -> Candidates:
-        """The candidates of several batches, one after the other; at least one batch."""
+        """The candidates of several batches, one after the other; at least one batch.
+
+        Args:
+            parts: At least one.
+        """
         if len(parts) == 1:
             return parts[0]
         width = max(part.rows.shape[1] for part in parts)

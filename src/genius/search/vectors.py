@@ -37,11 +37,19 @@ class Vectors(Protocol):
         ...
 
     def take(self, rows: Ints) -> Array:
-        """(n,) rows -> (n, D) float32."""
+        """(n,) rows -> (n, D) float32.
+
+        Args:
+            rows: (n,) rows, in any order.
+        """
         ...
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Array]]:
-        """First row and (n, D) float32, n <= `size`, of consecutive blocks that cover all rows in order."""
+        """First row and (n, D) float32, n <= `size`, of consecutive blocks that cover all rows in order.
+
+        Args:
+            size: Most rows of a block.
+        """
         ...
 
 
@@ -88,11 +96,19 @@ class StoredVectors:
 
     @classmethod
     def of(cls, vectors: Any) -> StoredVectors:
-        """All vectors in one array."""
+        """All vectors in one array.
+
+        Args:
+            vectors: (N, D) array, in memory or mapped from a file.
+        """
         return cls([vectors])
 
     def extended(self, vectors: NDArray[Any]) -> StoredVectors:
-        """These and, after them, more; these stay as they are."""
+        """These and, after them, more; these stay as they are.
+
+        Args:
+            vectors: (n, D) array of the rows that follow.
+        """
         order = self._order
         if order is not None:
             added = int(self._starts[-1]) + np.arange(len(vectors))
@@ -117,7 +133,11 @@ class StoredVectors:
         return self._count
 
     def take(self, rows: Ints) -> Floats:
-        """(n,) rows -> (n, D) float32."""
+        """(n,) rows -> (n, D) float32.
+
+        Args:
+            rows: (n,) rows, in any order.
+        """
         return HOST.float32(self._stored(rows))
 
     def products(self, queries: Floats, rows: Ints) -> Floats:
@@ -174,7 +194,11 @@ class StoredVectors:
         return out
 
     def stored_blocks(self, size: int = BLOCK) -> Iterator[tuple[int, NDArray[Any]]]:
-        """First row and (n, D) of consecutive blocks, in the precision in which they lie."""
+        """First row and (n, D) of consecutive blocks, in the precision in which they lie.
+
+        Args:
+            size: Most rows of a block.
+        """
         if self._order is not None:
             for first in range(0, len(self), size):
                 yield first, self._stored(np.arange(first, min(first + size, len(self))))
@@ -184,7 +208,11 @@ class StoredVectors:
                 yield start + first, part[first : first + size]
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Floats]]:
-        """First row and (n, D) float32 of consecutive blocks."""
+        """First row and (n, D) float32 of consecutive blocks.
+
+        Args:
+            size: Most rows of a block.
+        """
         for first, block in self.stored_blocks(size):
             yield first, HOST.float32(block)
 

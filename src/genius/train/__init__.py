@@ -70,7 +70,7 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
         check_source(config)
     folder = Path(config.output) / TRAINING
     accelerator = make_accelerator(config.device)
-    journal = Journal(folder, quiet=quiet, tensorboard=config.tensorboard, active=accelerator.is_main_process)
+    journal = Journal(folder, quiet=quiet, active=accelerator.is_main_process)
     runtime = Runtime(accelerator, journal, config.seed, config.run)
     refuse_another_run(folder, config)
     encoder: Encoder | None = None
@@ -83,10 +83,7 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
         features = Path(config.data) if FeatureSet.is_folder(config.data) else None
         encoder = encoder_of_features(config.encoder_uri, data, features)
     claim(folder, config, runtime)  # only now: a refused run leaves the folder free
-    try:
-        trained = train_stages(settled, data, runtime, folder)
-    finally:
-        runtime.journal.close()
+    trained = train_stages(settled, data, runtime, folder)
     if config.data:
         trained.model.instructions = KnownInstructions.load(features_folder(config, folder))
     if runtime.main:

@@ -143,8 +143,9 @@ def result_lists(
     hits = rows[result_modalities.rows].tolist()
     positive = np.array([[row in own for row in line] for line, own in zip(hits, positives, strict=True)])
     bias = np.zeros(result_modalities.rows.shape, np.float32)
-    if engine.item_bias is not None and params.item_bias:
-        bias = engine.item_bias.take(queries.modality, result_modalities.rows)
+    taken_off = engine.bias_for(params)
+    if taken_off is not None:
+        bias = taken_off.take(queries.modality, result_modalities.rows)
     negatives_first = np.argsort(positive, axis=1, kind="stable")[:, :DEPTH]
 
     def negative(values: NDArray[Any]) -> Tensor:

@@ -236,7 +236,6 @@ class TrainConfig:
     held_out: float = 0.1  # share of the training queries that no stage trains on, by group (`genius.train.holdout`)
     held_out_data: str = ""  # a FeatureSet folder of held-out queries over the same pool, in place of such a share
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
-    tensorboard: bool = False  # write TensorBoard files in addition to metrics.jsonl
     # the (frozen or initial) encoder; needed to train from pairs. With features: where they came from, stored with the model
     encoder_uri: str | None = None
     run: RunConfig = field(default_factory=RunConfig)

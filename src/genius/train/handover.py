@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from genius.data.features import FeatureSet
@@ -89,8 +90,17 @@ def sampled_query_bank(second: QuantizerStage, parts: Split, seed: int) -> Query
         further.append((bank_subset(bank, ~held_out.numpy()), _judged(second, parts.offsets)))
     ids = {parts.train.pool_ids[row] for row in parts.train.pairs[:, 1].tolist()}
     shown = np.array([name in ids for name in data.pool_ids], bool)
-    items = second.embed(data.pool).cpu()
-    return choose(bank, _judged(second, data), items, data.pool.modality, further=further, shown=shown)
+    items = second.embed(data.pool)
+    codes = second.quantizer.encode(items, data.pool.modality.to(items.device))
+    return choose(
+        bank,
+        _judged(second, data),
+        items.cpu(),
+        data.pool.modality,
+        further=further,
+        shown=shown,
+        reconstructed=F.normalize(second.quantizer.decode(codes), dim=1).cpu(),
+    )
 
 
 def _judged(second: QuantizerStage, data: FeatureSet) -> JudgedQueries:

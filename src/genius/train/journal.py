@@ -1,7 +1,7 @@
 """What people see of a training run, and metrics.jsonl.
 
 A bar on stderr while a stage runs; at the end a table of the held-out queries, what limits the result and what to do
-next. Warnings are printed once and written to metrics.jsonl. TensorBoard if asked. Knows the names of metrics; nothing
+next. Warnings are printed once and written to metrics.jsonl. Knows the names of metrics; nothing
 of stages.
 """
 
@@ -15,11 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from genius.errors import GeniusError
 from genius.files import write_whole
 
 METRICS = "metrics.jsonl"
-ESTIMATE_AFTER = 3  # steps that are timed before the duration of a stage is estimated
 EVERY = 20.0  # seconds between lines where there is no terminal
 ROWS = {"dense": "dense, exhaustive", "genius": "GENIUS, log p alone", "genius_r": "GENIUS^R"}
 AT = (1, 5, 10)  # k of hit@k in the table
@@ -31,7 +29,7 @@ KEPT = 0.9  # share of dense below which the decoder is the limit
 class Journal:
     """Metrics of all stages in one JSONL file: `{"stage", "step", ...}`. Only the main process writes."""
 
-    def __init__(self, folder: Path, *, quiet: bool = False, tensorboard: bool = False, active: bool = True) -> None:
+    def __init__(self, folder: Path, *, quiet: bool = False, active: bool = True) -> None:
         self.path = folder / METRICS
         self.quiet = quiet or not active
         self.active = active
@@ -40,15 +38,8 @@ class Journal:
             from rich.console import Console
 
             self.console = Console(stderr=True)
-        self.board: Any = None
         if active:
             folder.mkdir(parents=True, exist_ok=True)
-        if tensorboard and active:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise GeniusError("tensorboard = true needs the package: pip install tensorboard") from None
-            self.board = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
 
     def rewind(self, stage: str, step: int) -> None:
         """Remove lines of `stage` after `step`: a resumed run writes them again, so each step has one line."""
@@ -67,12 +58,8 @@ class Journal:
 
     def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
-        if not self.active:
-            return
-        self._append({"stage": stage, "step": step, **{name: _finite(value) for name, value in values.items()}})
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(f"{stage}/{name}", value, step)
+        if self.active:
+            self._append({"stage": stage, "step": step, **{name: _finite(value) for name, value in values.items()}})
 
     def warn(self, stage: str, step: int, text: str) -> None:
         """Say that training goes wrong: one line on stderr and in metrics.jsonl."""
@@ -91,76 +78,42 @@ class Journal:
     def bar(self, stage: str, total: int, done: int) -> Bar:
         return Bar(self, stage, total, done)
 
-    def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
-
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
 class Bar:
-    """The progress of one stage: a bar on a terminal, a line now and then elsewhere, nothing when quiet.
-
-    After the first steps it says how long the stage will take.
-    """
+    """The progress of one stage: a bar on a terminal, a line now and then elsewhere, nothing when quiet."""
 
     def __init__(self, journal: Journal, stage: str, total: int, done: int) -> None:
-        self.progress: Any = None
-        self.journal = journal
-        self.stage = stage
-        self.total = total
-        self.first = done
-        self.started = time.monotonic()
-        self.last_line = self.started
-        self.estimated = journal.quiet
-        if journal.quiet or not journal.console.is_terminal:
-            return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        self.journal = journal
+        self.last_line = time.monotonic()
+        self.lines = not journal.quiet and not journal.console.is_terminal
         columns = (TextColumn("{task.description:<10}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
         now = TextColumn("{task.fields[now]}")
-        self.progress = Progress(*columns, now, console=journal.console, transient=True, refresh_per_second=4)
+        hidden = journal.quiet or self.lines
+        self.progress = Progress(*columns, now, console=journal.console, transient=True, refresh_per_second=4, disable=hidden)
         self.task = self.progress.add_task(stage, total=total, completed=done, now="")
 
     def __enter__(self) -> Bar:
-        if self.progress is not None:
-            self.progress.start()
+        self.progress.start()
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+        self.progress.stop()
 
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
-        if self.journal.quiet:
-            return
-        shown: dict[str, str] = {}
         if values is not None:
-            shown["now"] = "  ".join(f"{name} {value:.3g}" for name, value in list(values.items())[:6])
-        if not self.estimated and step - self.first >= ESTIMATE_AFTER:
-            self.estimated = True
-            self.journal.note(f"{self.stage}: {self.total:,} steps, about {self._left(step)}")
-        if self.progress is not None:
-            self.progress.update(self.task, completed=step, **shown)
-        elif time.monotonic() - self.last_line > EVERY:
+            now = "  ".join(f"{name} {value:.3g}" for name, value in list(values.items())[:6])
+            self.progress.update(self.task, now=now)
+        self.progress.update(self.task, completed=step)
+        if self.lines and time.monotonic() - self.last_line > EVERY:
             self.last_line = time.monotonic()
-            line = f"{self.stage}: step {step:,} of {self.total:,}, about {self._left(step)} left  {shown.get('now', '')}"
-            self.journal.note(line.rstrip())
-
-    def _left(self, step: int) -> str:
-        seconds_per_step = (time.monotonic() - self.started) / max(step - self.first, 1)
-        return duration(seconds_per_step * (self.total - step))
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+            task = self.progress.tasks[self.task]
+            self.journal.note(f"{task.description}: step {step:,} of {task.total:,.0f}  {task.fields['now']}".rstrip())
 
 
 def hit_rate_table(values: Mapping[str, float]) -> list[str]:

@@ -29,7 +29,7 @@ CONFIG = "config.json"  # in it
 HEADS_WIDTH = 256  # of heads where the config names none
 VALIDATION_QUERIES = 2000  # at most, while stages are validated
 VALIDATION_POOL = 100_000  # candidates at most, while stages are validated
-NOT_PART_OF_THE_RUN = ("output", "device", "tensorboard")  # config fields that do not decide the result
+NOT_PART_OF_THE_RUN = ("output", "device")  # config fields that do not decide the result
 
 
 def settle_sizes(config: TrainConfig, data: FeatureSet, runtime: Runtime) -> TrainConfig:

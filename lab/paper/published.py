@@ -1,0 +1,638 @@
+"""The paper's recipes at their own code sizes: curves, every number of beams, the learned first code, baselines.
+
+    python -m lab.paper.published OUT.json --fashion FEATURES --icons FEATURES     (FEATURES: lab.fashion.data, lab.icons.vectors)
+
+Parts (`--parts`, in order of importance, which is the order in which they are trained):
+published  `builtin:published` at modality + 8 x 4096, three seeds of stage 3 on one stage 2
+paper      `builtin:paper` at the same sizes
+modality   the first code learned (K1 = 3), given, predicted by a classifier or left out, with equally many content codes
+size       number of products x codes per level
+baselines  GRACE's and IRGen's identifiers under the same decoder
+tables     rows of the supplement: shared codebooks, 8192 x 17, models of a single task
+
+No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
+towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
+and a second call with the same output and `--work` goes on. `--scale` divides all steps, for a trial on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genius.config import to_dict
+from genius.data.features import FeatureSet
+from genius.encoders.towers import Heads
+from genius.evaluate import EvalConfig, evaluate
+from genius.model.config import SIZES, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.genius import Genius
+from genius.train import loop
+from genius.train.config import RunConfig, TrainConfig, read_train_config
+from genius.train.encoder import HeadsStage
+from genius.train.generator import GeneratorStage, ValidationSet
+from genius.train.handover import assemble, freeze, through_heads
+from genius.train.holdout import Split
+from genius.train.journal import METRICS, Journal
+from genius.train.loop import LOOKS, Runtime, Stage, make_accelerator, run_stage
+from genius.train.quantizer import QuantizerStage
+from lab import provenance
+from lab.accuracy import summaries, without
+from lab.paper.baselines import BaselineConfig, baseline_method, train_baseline
+from lab.paper.fair import HEADS_WIDTH, Parts, parts_of, trained_once
+from lab.paper.survival import survival
+
+LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
+BEAMS = (1, 5, 10, 30, 50)
+VALIDATION_QUERIES = 600
+SAMPLE = 2000  # pairs and items behind each point of a curve
+TEST_QUERIES = 1000  # of each task, evenly spread
+SURVIVAL = 200  # queries of each task whose positives are followed through the beams
+AT_ONCE = 512  # queries searched together
+HEADS: dict[str, Any] = {
+    "encoder.train": "heads",
+    "encoder.steps": 1000,
+    "encoder.batch": 1024,
+    "encoder.hard_negatives": 0,
+    "encoder.modality_weight": 0.0,
+}
+# What differs from the recipes' files, which are for 1.1 million queries and several GPUs.
+COMMON: dict[str, Any] = {"run.patience": LOOKS + 1, "model.width": HEADS_WIDTH}
+STAGES: dict[str, dict[str, Any]] = {
+    "builtin:published": {"quantizer.steps": 800, "generator.steps": 5000},
+    "builtin:paper": {
+        "quantizer.steps": 1500,
+        "quantizer.batch": 1024,
+        "quantizer.lr": 2e-4,
+        "generator.steps": 4000,
+        "generator.batch": 1024,
+    },
+}
+SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 2500, "generator.batch": 512, "generator.lr": 2e-4}
+BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
+BASELINE_STEPS = 4000
+PRODUCTS = (24_000, 12_000, 6_000, 3_000)
+CODES = (64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model to train and search with."""
+
+    part: str
+    name: str
+    data: str  # fashion or icons
+    seed: int = 0  # of stage 3
+    base: str = "builtin:published"
+    changes: dict[str, Any] = field(default_factory=dict)
+    earlier_seed: int = 0  # of stage 2
+    products: int = 0  # of fashion, the first so many; 0: all
+    task: int = -1  # train and test on this task alone; -1: all
+    baseline: str = ""
+    beams: tuple[int, ...] = (30,)
+
+    @property
+    def key(self) -> str:
+        return f"{self.part} | {self.name} | {self.data} | {self.seed}"
+
+
+def rows_of(parts: tuple[str, ...], sets: tuple[str, ...]) -> list[Row]:
+    """All rows of some parts, the most important first."""
+    known = {
+        "published": _published_rows,
+        "paper": _paper_rows,
+        "modality": _modality_rows,
+        "size": _size_rows,
+        "baselines": _baseline_rows,
+        "tables": _table_rows,
+    }
+    return [row for part in parts for row in known[part](sets)]
+
+
+def _published_rows(sets: tuple[str, ...]) -> list[Row]:
+    return [Row("published", "published 4096 x 9", data, seed, beams=BEAMS) for seed in range(3) for data in sets]
+
+
+def _paper_rows(sets: tuple[str, ...]) -> list[Row]:
+    rows = [Row("paper", "paper 4096 x 9", data, base="builtin:paper", beams=BEAMS) for data in sets]
+    higher = {"generator.lr": 4e-4}
+    return [*rows, Row("paper", "published 4096 x 9, lr 4e-4", sets[0], changes=higher, beams=BEAMS)]
+
+
+def _modality_rows(sets: tuple[str, ...]) -> list[Row]:
+    out = []
+    for seed in range(3):
+        for count in (3, 4):
+            for code in ("nearest", "given", "none"):
+                sizes = [256] * count if code == "none" else [3] + [256] * count
+                changes = {**SMALL, "model.level_sizes": sizes, "model.modality_code": code}
+                out.append(Row("modality", f"{code} + {count}", sets[0], seed, changes=changes, earlier_seed=seed))
+    changes = {**SMALL, "model.level_sizes": [3] + [256] * 4, "model.modality_code": "classifier"}
+    return [*out, Row("modality", "classifier + 4", sets[0], changes=changes)]
+
+
+def _size_rows(sets: tuple[str, ...]) -> list[Row]:
+    if "fashion" not in sets:
+        return []
+    steps = {**SMALL, "generator.steps": 2500}
+    return [
+        Row(
+            "size",
+            f"{products:,} products, {size} codes",
+            "fashion",
+            changes={**steps, "model.level_sizes": [3] + [size] * 4},
+            products=products,
+        )
+        for products in PRODUCTS
+        for size in CODES
+    ]
+
+
+def _baseline_rows(sets: tuple[str, ...]) -> list[Row]:
+    return [Row("baselines", name, data, baseline=name, beams=(30, 50)) for name in BASELINE_NAMES for data in sets]
+
+
+def _table_rows(sets: tuple[str, ...]) -> list[Row]:
+    small = {**SMALL, "model.level_sizes": [3] + [256] * 4}
+    rows = [Row("tables", "256 x 5, shared", sets[0], changes={**small, "model.shared": True, "model.modality_code": "given"})]
+    rows += [Row("tables", f"256 x 5, task {task} alone", sets[0], changes=small, task=task) for task in range(5)]
+    rows += [Row("tables", "4096 x 9, shared", sets[0], changes={"model.shared": True}, beams=BEAMS)]
+    rows += [Row("tables", "8192 x 17", sets[0], changes={"model.level_sizes": [3] + [8192] * 16, "generator.steps": 3000})]
+    return rows
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all jobs share."""
+
+    features: dict[str, Path]
+    work: Path
+    scale: float = 1.0  # all steps are divided by it
+    decoder: str = ""  # another size of the decoder, for a trial
+    codes: int = 0  # at most so many per level, for a trial; 0: as the rows say
+    fields: dict[str, Any] = field(default_factory=dict)  # of every config, for a trial
+    deadline: float = math.inf  # of `time.time`: stage 3 ends then, and what it has is measured
+    shortest: float = 20.0  # seconds before the deadline in which no row is begun
+    queries: int = TEST_QUERIES
+
+
+class TimeUp(Exception):
+    """Stage 3 has reached the deadline."""
+
+
+def prepared(settings: Settings, data: str, device: torch.device) -> Parts:
+    """The data in features of one width. The first process makes it, the others read it."""
+
+    def make() -> Mapping[str, Any]:
+        parts = parts_of(data, settings.features[data], None, VALIDATION_QUERIES)
+        pool = parts.train.pool
+        width = int(settings.fields.get("model.width", HEADS_WIDTH))
+        if pool.image.shape[1] == pool.text.shape[1] == width:
+            return _stored(parts)
+        config = _config(settings, Row("", "", data))
+        heads = Heads(pool.image.shape[1], pool.text.shape[1], width, config.encoder.hidden, config.encoder.dropout)
+        stage = HeadsStage(parts.train, parts.validation, width, config.encoder, 0, device)
+        train_stage(stage, config, replace(config.run, patience=LOOKS + 1), 0)
+        heads.load_state_dict(stage.heads.state_dict())
+        heads.to(device).eval()
+        return _stored(parts.map(lambda part: through_heads(heads, part)))
+
+    path = settings.work / f"parts-{data}.pt"
+    return _restored(trained_once(path, make))
+
+
+def _stored(parts: Parts) -> dict[str, Any]:
+    """Parts as tensors, numbers and lists, which `torch.load` reads without pickled classes."""
+    out: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        part: FeatureSet = getattr(parts, name)
+        for kind in ("queries", "pool"):
+            features = getattr(part, kind)
+            out[f"{name}.{kind}"] = [features.image.half(), features.text.half(), features.image_mask, features.text_mask]
+        out[name] = [part.pairs, part.query_ids, part.pool_ids, part.tasks, part.names, part.pools]
+    return out
+
+
+def _restored(stored: Mapping[str, Any]) -> Parts:
+    from genius.features import Features
+
+    made = {}
+    for name in ("train", "validation", "test"):
+        both = []
+        for kind in ("queries", "pool"):
+            image, text, image_mask, text_mask = stored[f"{name}.{kind}"]
+            both.append(Features(image.float(), text.float(), image_mask, text_mask))
+        pairs, query_ids, pool_ids, tasks, names, pools = stored[name]
+        made[name] = FeatureSet(both[0], both[1], pairs, query_ids, pool_ids, tasks, names, pools)
+    return Parts(**made)
+
+
+def narrowed(parts: Parts, row: Row) -> Parts:
+    """The part of the data that a row is about."""
+    if row.products:
+        count = len(parts.test.pool) // 3  # photos, titles and pairs of all products
+        parts = parts.map(lambda part: without(part, torch.tensor([int(name) % count >= row.products for name in part.pool_ids])))
+    if row.task >= 0:
+        parts = parts.map(lambda part: part.take_queries((part.tasks == row.task).nonzero()[:, 0]))
+    return parts
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def _config(settings: Settings, row: Row) -> TrainConfig:
+    values = {**COMMON, **HEADS, **STAGES[row.base], **row.changes, **settings.fields, "seed": row.seed, "output": "-"}
+    if settings.decoder:
+        values["model.decoder"] = settings.decoder
+    for name, value in values.items():
+        if name.endswith(".steps"):
+            values[name] = max(LOOKS, round(value / settings.scale))
+    if settings.codes:
+        sizes = values.get("model.level_sizes", LARGE)
+        values["model.level_sizes"] = [min(size, settings.codes) for size in sizes[:5]]
+    values["run.log_every"] = max(1, values["generator.steps"] // LOOKS)
+    values["held_out"] = 0.06  # the share that `parts_of` holds out
+    return read_train_config(row.base, values)
+
+
+def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) -> list[dict[str, Any]]:
+    """Train one stage; the lines of its journal."""
+    part = getattr(config, stage.name)
+    stage.validate = dict  # type: ignore[method-assign]  # test queries judge, once everything is trained
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder), quiet=True)
+        try:
+            run_stage(stage, part, Runtime(make_accelerator("auto"), journal, seed, run), Path(folder) / "checkpoint")
+        except TimeUp:
+            print(f"{stage.name}: the time was up before its {part.steps} steps were", flush=True)
+        lines = [json.loads(line) for line in (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()]
+    stage.eval()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # other jobs share the GPU
+    return lines
+
+
+class WatchedGenerator(GeneratorStage):
+    """Stage 3 with a curve: nats and accuracy of every code on training queries, on items and on unseen queries."""
+
+    samples: dict[str, tuple[Tensor, Tensor]]  # name -> z (n, D), codes (n, M)
+    deadline: float = math.inf
+
+    def watch(self, data: FeatureSet, held: ValidationSet) -> None:
+        """Choose what the curve is about."""
+        frozen = self.frozen
+        random = torch.Generator().manual_seed(0)
+        device = frozen.codes.device
+        assert frozen.queries is not None
+        pairs = data.pairs[torch.randperm(len(data.pairs), generator=random)[:SAMPLE]].to(device)
+        items = torch.randperm(len(frozen.codes), generator=random)[:SAMPLE].to(device)
+        unseen = held.data.pairs[torch.randperm(len(held.data.pairs), generator=random)[:SAMPLE]].to(device)
+        self.samples = {
+            "training queries": (frozen.queries[pairs[:, 0]], frozen.codes[pairs[:, 1]]),
+            "items": (frozen.pool[items], frozen.codes[items]),
+            "unseen queries": (held.queries[unseen[:, 0]], held.codes[unseen[:, 1]]),
+        }
+        self.curve: list[dict[str, Any]] = []
+        self.last: dict[str, Tensor] = {}
+
+    def quick(self) -> float | None:
+        """Mean accuracy of the content codes on unseen queries: it starts at chance, and rises when codes are learned."""
+        point: dict[str, Any] = {}
+        for name, (z, codes) in self.samples.items():
+            nats, right = self._code_metrics(z, codes)
+            point[name] = {"nats": rounded(nats), "right": rounded(right)}
+        self.curve.append(point)
+        self.last = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        if time.time() > self.deadline and len(self.curve) < LOOKS:
+            raise TimeUp
+        right = point["unseen queries"]["right"]
+        content = right[1:] if len(right) > 1 else right
+        return float(sum(content) / len(content))
+
+
+def rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
+
+
+def second_stage(settings: Settings, row: Row, config: TrainConfig, parts: Parts, device: torch.device) -> QuantizerStage:
+    """Stage 2, trained once for all rows that share it; the last weights."""
+    stage = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, row.earlier_seed, device)
+
+    def train() -> Mapping[str, Tensor]:
+        train_stage(stage, config, replace(config.run, patience=0), row.earlier_seed)
+        return stage.state_dict()
+
+    shared = {name: value for name, value in to_dict(config).items() if name in ("model", "quantizer")}
+    mark = hashlib.sha256(json.dumps([row.base, shared, row.products, row.task], sort_keys=True).encode()).hexdigest()[:12]
+    path = settings.work / f"second-{row.data}-{row.earlier_seed}-{mark}.pt"
+    stage.load_state_dict(trained_once(path, train))
+    return stage.to(device).eval()
+
+
+def run_row(settings: Settings, row: Row) -> dict[str, Any]:
+    """Train and measure one row."""
+    loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage
+    start = time.monotonic()
+    device = torch.device(make_accelerator("auto").device)
+    parts = narrowed(prepared(settings, row.data, device), row)
+    seconds = {"data": time.monotonic() - start}
+    about = {
+        "train": {"queries": len(parts.train.queries), "pairs": len(parts.train.pairs), "pool": len(parts.train.pool)},
+        "test": {"queries": len(parts.test.queries), "pool": len(parts.test.pool)},
+    }
+    if row.baseline:
+        found = run_baseline(settings, row, parts, device, seconds)
+    else:
+        found = run_genius(settings, row, parts, device, seconds)
+    seconds["all"] = time.monotonic() - start
+    took = {name: round(value, 1) for name, value in seconds.items()}
+    return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
+
+
+def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+    config = _config(settings, row)
+    begun = time.monotonic()
+    second = second_stage(settings, row, config, parts, device)
+    seconds["stage 2"] = time.monotonic() - begun
+    begun = time.monotonic()
+    split = Split(parts.train, None, parts.validation, "answers")
+    frozen, held = freeze(second, split, config)
+    assert held is not None
+    third = WatchedGenerator(parts.train, frozen, held, second.quantizer, config.model, config.generator, row.seed)
+    third.watch(parts.train, held)
+    third.deadline = settings.deadline
+    lines = train_stage(third, config, config.run, row.seed)
+    seconds["stage 3"] = time.monotonic() - begun
+    if len(third.curve) < LOOKS // 4:
+        raise TimeUp(f"{len(third.curve)} of {LOOKS} parts of stage 3 were done")
+    out: dict[str, Any] = {
+        "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
+        "base": row.base,
+        "quantizer": quantizer_report(second, parts.test),
+        "training": [
+            {"step": line["step"], **{name: round(line[name], 4) for name in ("nats", "codes", "code1") if name in line}}
+            for line in lines
+            if "loss" in line
+        ],
+        "warnings": [line["warning"] for line in lines if "warning" in line],
+        "looks": [line["step"] for line in lines if "validation" in line],
+        "validation": [round(line["validation"], 4) for line in lines if "validation" in line],
+        "curve": third.curve,
+        "share of the steps": len(third.curve) / LOOKS,
+    }
+    begun = time.monotonic()
+    best = {name: tensor.detach().clone() for name, tensor in third.state_dict().items()}
+    third.load_state_dict(third.last)
+    out["last"] = measured(assemble(config, second, third), parts.test, row, ("universal",), settings.queries, codes=True)
+    beams = max(row.beams)
+    out["survival"] = {"beams": beams, "levels": survival(assemble(config, second, third), parts.test, beams, SURVIVAL)}
+    if row.part in ("published", "paper"):
+        torch.save(third.state_dict(), settings.work / f"third-{row.part}-{row.data}-{row.seed}.pt")
+        out["last"]["local"] = measured(
+            assemble(config, second, third), parts.test, replace(row, beams=(30,)), ("local",), settings.queries
+        )
+        fused = assemble(config, second, third)
+        fused.config = replace(fused.config, rerank_embedding="fused")
+        out["last"]["fused"] = measured(fused, parts.test, replace(row, beams=(30,)), ("universal",), settings.queries)
+    steps = out["looks"]
+    best_look = max(range(len(steps)), key=lambda i: (out["validation"][i], -i), default=0)
+    if len(third.curve) == LOOKS and best_look + 1 < len(steps):
+        out["best step"] = steps[best_look]
+        third.load_state_dict(best)
+        out["best"] = measured(
+            assemble(config, second, third), parts.test, replace(row, beams=(30,)), ("universal",), settings.queries
+        )
+    seconds["search"] = time.monotonic() - begun
+    return out
+
+
+@torch.no_grad()
+def quantizer_report(second: QuantizerStage, test: FeatureSet) -> dict[str, Any]:
+    """How the codes of the whole pool are used, and how well the first one tells the modality."""
+    modality = test.pool.modality.to(next(second.parameters()).device)
+    codes = second.quantizer.encode(second.embed(test.pool), modality)
+    levels = [{name: round(value, 4) for name, value in level.items()} for level in second.quantizer.statistics(codes)]
+    out: dict[str, Any] = {"levels": levels, "distinct": round(len(torch.unique(codes, dim=0)) / len(codes), 4)}
+    if second.quantizer.config.level_sizes[0] == 3:
+        table = torch.zeros(3, 3, dtype=torch.long, device=modality.device)
+        table.index_put_((modality.long(), codes[:, 0]), torch.ones_like(modality.long()), accumulate=True)
+        out["confusion"] = table.tolist()  # rows: image, text, image-text pair; columns: first code
+        out["purity"] = round(table.amax(0).sum().item() / len(codes), 4)
+    return out
+
+
+def measured(
+    model: Genius,
+    test: FeatureSet,
+    row: Row,
+    pools: tuple[str, ...],
+    queries: int,
+    codes: bool = False,
+    extra: list[Any] | None = None,
+) -> dict[str, Any]:
+    """method -> hit@5, share of dense, and how often a positive is among the candidates."""
+    methods: tuple[str, ...] = ("dense",)
+    if codes:
+        methods += ("codes", "score-fusion")
+    if not row.baseline:
+        methods += ("genius", "genius-r")
+    fixed: dict[str, Any] = {"pools": pools, "depth": 10, "bootstrap": 0, "reference": "", "batch": AT_ONCE}
+    config = EvalConfig(methods=methods, beams=row.beams, queries=queries, **fixed)
+    found = evaluate(model, test, config, extra=extra or [])
+    out: dict[str, Any] = {}
+    for method, values in summaries(found):
+        results = [result for result in found.results if result.method == method]
+        out[method] = values
+        out[method]["queries"] = sum(result.queries for result in results)
+        reached = [result.candidate_recall for result in results if result.candidate_recall is not None]
+        if reached:
+            out[method]["candidate_recall"] = round(sum(reached) / len(reached), 4)
+    return out
+
+
+def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+    """Other identifiers under a decoder of the same shape, for the whole pool: these systems memorise every item."""
+    width = parts.test.pool.image.shape[1]
+    decoder = settings.decoder or "small"
+    shape = GeneratorConfig(width=width, level_sizes=(3, 256, 256, 256, 256), normalizer="level", **SIZES[decoder])  # type: ignore[arg-type]
+    blank = GeniusConfig(
+        fusion=replace(GeniusConfig().fusion, width=width, projection=8, hidden=8),
+        quantizer=QuantizerConfig(width=width, level_sizes=shape.level_sizes),
+        generator=shape,
+        rerank_embedding="score-fusion",
+    )
+    model = Genius(blank).to(device)
+    steps = max(LOOKS, round(BASELINE_STEPS / settings.scale))
+    batch = min(1024, len(parts.train.queries))
+    begun = time.monotonic()
+    curve: list[dict[str, Any]] = []
+    config = BaselineConfig(steps=steps, batch=batch, lr=5e-4, seed=row.seed)
+    ids, generator, world = train_baseline(row.baseline, model, parts.train, parts.test, config, curve)
+    seconds["training"] = time.monotonic() - begun
+    begun = time.monotonic()
+    methods = [baseline_method(row.baseline, ids, generator, world, beams) for beams in row.beams]
+    found = measured(model, parts.test, row, ("universal",), settings.queries, extra=methods)
+    seconds["search"] = time.monotonic() - begun
+    config_out = {"steps": steps, "batch": batch, "lr": config.lr, "level_sizes": list(ids.level_sizes)}
+    return {"config": config_out, "curve": curve, "last": found}
+
+
+# -- all jobs ------------------------------------------------------------------------------------------------------
+
+
+def work(settings: Settings, rows: list[Row], todo: Any, done: Any) -> None:
+    """A process: takes rows until none is left. A row that fails takes no other one with it."""
+    torch.set_num_threads(1)
+    while True:
+        if time.time() > settings.deadline - settings.shortest:
+            return
+        try:
+            number = todo.get_nowait()
+        except queue.Empty:
+            return
+        row = rows[number]
+        try:
+            entry = run_row(settings, row)
+        except Exception as error:
+            where = traceback.format_exc().strip().splitlines()[-6:]
+            entry = {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed}
+            entry["error"] = f"{type(error).__name__}: {error}"
+            entry["where"] = where
+        done.put(entry)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class Results:
+    """What is known so far, as JSON."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path = path
+        self.about = about
+        self.lines: list[dict[str, Any]] = []
+        if path.exists():
+            self.lines = json.loads(path.read_text(encoding="utf-8"))["lines"]
+
+    def keys(self) -> set[str]:
+        return {f"{line['part']} | {line['row']} | {line['data']} | {line['seed']}" for line in self.lines}
+
+    def add(self, entry: dict[str, Any]) -> None:
+        self.lines.append(entry)
+        self.write()
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps({"about": self.about, "lines": self.lines}) + "\n", encoding="utf-8")
+        part.replace(self.path)
+
+
+def run_all(settings: Settings, rows: list[Row], results: Results, processes: int, seconds: float) -> None:
+    """Every row that ends in time, side by side."""
+    end = time.monotonic() + seconds
+    context = multiprocessing.get_context("spawn")
+    todo = context.Queue()
+    done = context.Queue()
+    for number in range(len(rows)):
+        todo.put(number)
+    time.sleep(0.5)  # the queue's own thread
+    workers = [context.Process(target=work, args=(settings, rows, todo, done), daemon=True) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    missing = len(rows)
+    while missing:
+        left = end - time.monotonic()
+        if left <= 0:
+            print("time is up: what is not done is left for another call", flush=True)
+            break
+        try:
+            entry = done.get(timeout=min(left, 5.0))
+        except queue.Empty:
+            if not any(worker.is_alive() for worker in workers):
+                print("all processes have ended", flush=True)
+                break
+            continue
+        missing -= 1
+        told = " ".join(entry.get("where", [])) + entry["error"] if "error" in entry else summary(entry)
+        print(f"{left:5.0f} s left  {entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {told}", flush=True)
+        if "error" not in entry:
+            results.add(entry)
+    for worker in workers:
+        worker.kill()
+
+
+def summary(entry: dict[str, Any]) -> str:
+    """One line for the log."""
+    found = entry["last"]
+    shares = [f"{name} {values['mean']:.3f}" for name, values in found.items() if "mean" in values]
+    purity = entry.get("quantizer", {}).get("purity")
+    told = " ".join(shares)
+    if purity is not None:
+        told += f" purity {purity:.3f}"
+    return f"{told} {entry['seconds']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--fashion", type=Path)
+    parser.add_argument("--icons", type=Path)
+    parser.add_argument("--parts", default="published,paper,modality,size,baselines,tables")
+    parser.add_argument("--only", default="", help="rows whose name, data and seed hold this text")
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=560, help="no longer than this; a second call goes on")
+    parser.add_argument("--reserve", type=float, default=60, help="seconds at the end in which nothing is trained, only searched")
+    parser.add_argument("--work", type=Path, help="where features of one width and stages 2 are kept for a second call")
+    parser.add_argument("--scale", type=float, default=1.0, help="divide all steps, for a trial")
+    parser.add_argument("--decoder", default="", help="another size of the decoder, for a trial")
+    parser.add_argument("--codes", type=int, default=0, help="at most so many codes per level, for a trial")
+    parser.add_argument("--queries", type=int, default=TEST_QUERIES, help="test queries of each task, evenly spread")
+    parser.add_argument("--commit", default="", help="that is run, where there is no git")
+    parser.add_argument("--set", action="append", default=[], help="one field of every config, name=JSON, for a trial")
+    args = parser.parse_args()
+    features = {name: path for name in ("fashion", "icons") if (path := getattr(args, name)) is not None}
+    fields = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
+    about = {
+        **provenance(),
+        "scale": args.scale,
+        "decoder": args.decoder,
+        "codes": args.codes,
+        "set": fields,
+        "test queries per task": args.queries,
+    }
+    about["command"] = "python -m lab.paper.published OUT.json --fashion FEATURES --icons FEATURES"
+    about["processes"] = args.processes
+    about["commit"] = args.commit or about["commit"]
+    results = Results(args.output, about)
+    known = results.keys()
+    rows = [
+        row for row in rows_of(tuple(args.parts.split(",")), tuple(features)) if row.key not in known and args.only in row.key
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        place = args.work or Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        deadline = time.time() + args.seconds - args.reserve
+        settings = Settings(features, place, args.scale, args.decoder, args.codes, fields, deadline, queries=args.queries)
+        if rows:
+            run_all(settings, rows, results, min(args.processes, len(rows)), args.seconds)
+    results.write()
+
+
+if __name__ == "__main__":
+    main()
