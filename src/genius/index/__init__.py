@@ -459,17 +459,28 @@ class Index:
         item_ids = ids
         if isinstance(ids, str):
             item_ids = [ids]
-        rows = self._columns(
-            writing.check_ids(item_ids), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
-        )
+            missing = "raise"
+        rows = self._columns(item_ids, [*HIT_COLUMNS, "_image_bytes"], missing)
         items = [searching.item_of_row(rows[item_id]) for item_id in item_ids if item_id in rows]
         if isinstance(ids, str):
             return items[0]
         return items
 
-    def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
-        """Table columns of items by id."""
-        return self.consistent(lambda: searching.columns_of(self, wanted, columns, missing))
+    def _columns(self, ids: Sequence[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
+        """Table columns of items by id, of one version."""
+        wanted = writing.check_ids(ids)
+
+        def read() -> dict[str, dict[str, Any]]:
+            with self.lock:
+                live = self.current()
+                rows = live.find(wanted)
+                seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
+                reader = live.reader
+            writing.check_missing(wanted, rows, missing)
+            rows_by_seq = reader.rows(list(seqs.values()), columns)
+            return {item_id: rows_by_seq[seq] for item_id, seq in seqs.items()}
+
+        return self.consistent(read)
 
     def thumbnail(self, item_id: str) -> bytes | None:
         """The stored preview of an item.

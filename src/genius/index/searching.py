@@ -25,7 +25,6 @@ from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
-from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.model.embedding import Embedded
 from genius.search import SearchRequest
@@ -422,18 +421,6 @@ def allowed_rows(live: Live, where: str | None, targets: Array | None) -> NDArra
         target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0
     }
     return np.stack([everything & modality_masks[target] if target >= 0 else everything for target in targets.tolist()])
-
-
-def columns_of(state: Index, ids: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
-    """Table columns of items by id, of one version."""
-    with state.lock:
-        live = state.current()
-        rows = live.find(check_ids(ids))
-        check_missing(ids, rows, missing)
-        seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
-        reader = live.reader
-    rows_by_seq = reader.rows(list(seqs.values()), columns)
-    return {item_id: rows_by_seq[seq] for item_id, seq in seqs.items()}
 
 
 def stream(state: Index, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
