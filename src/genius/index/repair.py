@@ -383,7 +383,6 @@ def _write_sound_rows(folder: Path, reader: Reader, state: LedgerState | None, a
     words: list[str] = []
     with contextlib.suppress(GeniusError):  # a full-text index may be damaged: it can be made again
         words = reader.words_columns()
-    newest = max(versions_on_disk(folder))
     set_aside(folder, reader.version)
     store = Store(folder)
     rows = readable_rows(reader, report.lost.append)
@@ -395,7 +394,7 @@ def _write_sound_rows(folder: Path, reader: Reader, state: LedgerState | None, a
         raise
     report.done.append("wrote the items that can be read as a new version")
     if state is not None:  # beyond the last that was acknowledged, if that can be believed
-        store.pass_by(min(state.head, newest + BELIEVED))
+        store.pass_by(min(state.head, reader.version + BELIEVED))
     return store.begin_ledger(about.to_dict())
 
 
