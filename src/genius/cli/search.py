@@ -306,11 +306,11 @@ def _lines(found: Explanation) -> Iterator[str]:
 
     yield found.summary
     if not found.answers:
-        yield found.why or "nothing found"
+        yield found.hits.why or "nothing found"
     if found.traces:
         yield LEGEND
     for one in found.traces:
-        yield from _trace_lines(one, found.plan)
+        yield from _trace_lines(one, found.hits.plan)
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         if not found.fitted:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,28 +126,23 @@ class ExplainedHit:
 class Explanation:
     """What `Index.explain` gives."""
 
+    hits: Hits  # what is explained, and which plan found it
     answers: list[ExplainedHit]
     traces: list[BeamTrace]  # one for each target modality that was searched
-    plan: str | None  # the plan that found the hits: flat, scan or beam; None: there was nothing to search
-    considered: int = 0  # items that it scored in any way
-    target: str | None = None  # the target modality; None: any
-    answerable: float | None = None
-    doubtful: bool = False
-    pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
-    why: str | None = None  # where nothing was found: why, and what to do
-    fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
-    fitted: bool = True  # whether codes and decoder were fitted; if not, nothing is traced
+    target: str | None  # the target modality; None: any
+    fitted: bool  # whether codes and decoder were fitted; if not, nothing is traced
+    pictures: frozenset[str] = frozenset()  # ids among the examples that have an image
 
     @property
     def summary(self) -> str:
         """In one line, the plan that really ran."""
-        plan_summary = PLANS.get(self.plan or "")
+        hits = self.hits
         plan = "none (nothing to search)"
-        if plan_summary is not None:
-            plan = f"{self.plan} ({self.considered:,} {plan_summary})"
+        if hits.plan in PLANS:
+            plan = f"{hits.plan} ({hits.considered:,} {PLANS[hits.plan]})"
         line = f"plan: {plan} · target: {self.target or 'any modality'}"
-        if self.fusion is not None:
-            weights = ", ".join(f"{name} {weight:g}" for name, weight in self.fusion.items())
+        if hits.fusion is not None:
+            weights = ", ".join(f"{name} {weight:g}" for name, weight in hits.fusion.items())
             line = f"{line} · fused by reciprocal ranks: {weights}"
         if not self.fitted:
             line = f"{line} · {NOT_FITTED}"
@@ -155,17 +150,18 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        hits = self.hits
         return {
             "summary": self.summary,
-            "plan": self.plan,
-            "considered": self.considered,
-            "fusion": None if self.fusion is None else dict(self.fusion),
+            "plan": hits.plan,
+            "considered": hits.considered,
+            "fusion": None if hits.fusion is None else dict(hits.fusion),
             "answers": [answer.to_dict() for answer in self.answers],
             "traces": [{**asdict(one), "tree": one.tree()} for one in self.traces],
-            "answerable": self.answerable,
-            "doubtful": self.doubtful,
+            "answerable": hits.answerable,
+            "doubtful": hits.doubtful,
             "pictures": sorted(self.pictures),
-            "why": self.why,
+            "why": hits.why,
             "fitted": self.fitted,
         }
 
@@ -205,7 +201,7 @@ def explain(
         live = state.current(model=model)
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why, fitted=model.fitted)
+            return Explanation(hits, [], [], label, model.fitted)
         params = request.settings(model, state.about.vectors)
         for number, part in enumerate(parts):
             part_hits = [hit for hit in hits if part.target is None or hit.modality == part.target]
@@ -218,19 +214,7 @@ def explain(
             for hit, path, bias in zip(part_hits, trace.paths.tolist(), biases, strict=True):
                 answers[hit.id] = _answer(hit, path, trace, bias)
         traces, pictures = _described(live, traces)
-    return Explanation(
-        [answers[hit.id] for hit in hits if hit.id in answers],
-        traces,
-        hits.plan,
-        hits.considered,
-        label,
-        hits.answerable,
-        hits.doubtful,
-        pictures,
-        hits.why,
-        hits.fusion,
-        model.fitted,
-    )
+    return Explanation(hits, [answers[hit.id] for hit in hits if hit.id in answers], traces, label, model.fitted, pictures)
 
 
 def _label(query: Query) -> str | None:
