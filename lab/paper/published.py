@@ -60,7 +60,7 @@ from lab.paper.timed import TimedGenerator, TimeUp
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
 VALIDATION_QUERIES = 600
-SAMPLE = 2000  # pairs and items behind each point of a curve
+SAMPLE = 1000  # pairs and items behind each point of a curve
 TEST_QUERIES = 800  # of each task, evenly spread
 SURVIVAL = 200  # queries of each task whose positives are followed through the beams
 AT_ONCE = 512  # queries searched together
