@@ -8,8 +8,8 @@ FEATURES, OUT and TRAINING as in `lab.item_bias`; several seeds. Training knows 
 query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
 (`genius.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
 training wording has; the model's text tower classifies them. "usual new words" and "rare words" were written before the
-reader; "looked at" are further ones by which it was improved; "blind" ones were written after it was finished, and nothing was
-changed for them.
+reader; "looked at" are further ones by which it was improved; the "first blind" ones were written after it was finished, and
+looked at when it was improved again; the "second blind" ones were written after that, and nothing was changed for them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ WORDINGS: dict[str, dict[int, tuple[str, ...]]] = {
         ),
         4: ("The picture, but modified as I say.", "Another shot of it with that tweak.", "Photos of this one after the edit."),
     },
-    "blind": {
+    "first blind": {
         0: (
             "Have you a portrait or photo to go with the sentence?",
             "What does it look like? Show me in pictures.",
@@ -122,6 +122,38 @@ WORDINGS: dict[str, dict[int, tuple[str, ...]]] = {
             "Show me what it looks like after this change.",
             "A photo of the variant described.",
             "Swap as told and find that image.",
+        ),
+    },
+    "second blind": {
+        0: (
+            "Which item's picture would you file under this?",
+            "Give me the photo that this wording was written for.",
+            "I have the name, now I need an image.",
+            "Something visual to go on the poster for this.",
+        ),
+        1: (
+            "What would a shop write underneath?",
+            "Suggest the matching label text.",
+            "Turn the image into a product name.",
+            "How do they word it in the catalogue?",
+        ),
+        2: (
+            "I want the whole entry: what it looks like and what it is called.",
+            "Bring up the product card, image and name alike.",
+            "Both the photograph and the words that go with it.",
+            "Find an advert for this, with its picture.",
+        ),
+        3: (
+            "I've got the photo, show me the complete card with the title.",
+            "Look up the catalogue page with this picture on it.",
+            "This image plus whatever is written beside it.",
+            "The matching ad, photo and all.",
+        ),
+        4: (
+            "Like the one in the picture, but with what I typed.",
+            "Take this and alter it according to the note.",
+            "The same item in the variant I mention.",
+            "Which photo would I get with that modification?",
         ),
     },
 }

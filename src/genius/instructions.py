@@ -54,7 +54,7 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "note title writeup document words writing prose essay abstract quote headline report review definition "
         "commentary comment section segment phrase excerpt narrative story transcript"
     ),
-    WordClass.ENTRY: _words("entry record item result post page card listing pair combination duo"),
+    WordClass.ENTRY: _words("entry record item result post page card listing profile datasheet pair combination duo"),
     WordClass.CAPTIONED: _words("captioned annotated labelled labeled titled commented"),
     WordClass.ILLUSTRATED: _words("illustrated pictured"),
     WordClass.ASK: _words(
@@ -67,7 +67,8 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "represents illustrates answers answer answering talks talking clarifies says say same similar alike "
         "resembling resembles identical right best correct suitable fitting appropriate good most closest nearest "
         "relevant proper related exact other further more thing things something one ones kind sort anything "
-        "everything subject line use using based here there now just only also both each together along asks ask "
+        "everything subject object product goods model line use using based here there now just only also both each "
+        "together along asks ask "
         "let wanted needed question questions love make put written read stands stand evidence made combined "
         "accompanied following described given provided means meaning said reply replies drawn reference shown "
         "displayed attached above below uploaded submitted query input including containing alongside beside next "
@@ -102,8 +103,16 @@ JOINS = frozenset(
 GOES_WITH = re.compile(r"\b(go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b")
 AS_WELL_AS = re.compile(r"\bas well as\b")
 TELLS = frozenset(  # what is asked of an image: *what has been written about this photo?*
-    _words("written tell tells describe describes explain explains say says said called name named summarise summarize means")
+    _words(
+        "written tell tells describe describes described explain explains say says said call called name named read answers "
+        "summarise summarize means"
+    )
 )
+SEES = frozenset(_words("see seen look looks looking view watch visualise visualize illustrate illustrates depict shown show"))
+SEES_ALONE = SEES - {"show", "shown"}  # *show me* asks for anything
+RESEMBLES = frozenset(_words("more similar alike another other others resembling resembles like same"))
+EXCLUDES = frozenset(_words("not no without never"))
+LOOSE_ENTRIES = frozenset(_words("item result combination duo pair"))  # they may be of one modality
 OF_THIS = frozenset((link, word) for link in ("of", "on", "about", "for") for word in ("this", "it", "that", "these"))
 PARTS = frozenset(_words("pair combination duo"))
 CONTENT_WORDS = _words(  # examples, for the words that an encoder classifies
@@ -175,8 +184,8 @@ def read_instruction(
     whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), lowered)
     words = re.findall(r"[^\W\d_]+|[.,;:?!]", whole)
     classes = _classes(words, known, classify)
-    nouns = _nouns(words, classes, query)
-    target = _target(words, classes, nouns)
+    nouns = [noun for noun in _nouns(words, classes, query) if not _excluded(words, noun.place)]
+    target = _target(words, classes, nouns, query)
     return Instruction(target, _content(text, classes, words))
 
 
@@ -273,19 +282,28 @@ def _reference(words: Sequence[str], classes: Sequence[WordClass | None], place:
     return definite
 
 
-def _target(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun]) -> Modality | None:
-    """The modality that the nouns name together."""
+def _excluded(words: Sequence[str], place: int) -> bool:
+    """Whether a noun is what is not wanted: *no words*, *not a text*."""
+    return any(word in EXCLUDES for word in words[max(place - 2, 0) : place])
+
+
+def _target(
+    words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality
+) -> Modality | None:
+    """The modality that nouns name together, or else verbs."""
     for noun in nouns:
         if noun.place and (classes[noun.place - 1], noun.modality) in PAIRED:
             return PAIR
-    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)):
+    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)) or _wants_entry(words, classes, nouns, query):
         return PAIR
     if not nouns:
-        return None
+        return _by_verbs(words, classes, query)
     surest = min(noun.reference for noun in nouns)
     first = next(noun for noun in nouns if noun.reference == surest)
     if surest == SURE and first.modality == IMAGE and not TELLS.isdisjoint(words[: first.place]):
         return TEXT
+    if surest == SURE and first.modality == TEXT and query == TEXT and not SEES_ALONE.isdisjoint(words[: first.place]):
+        return IMAGE
     if surest == SURE and WordClass.CONTENT in classes[: first.place]:  # *the gist of this photo*: a word that no one knows
         return None
     for one, other in pairwise(nouns):
@@ -296,6 +314,40 @@ def _target(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Se
         if other is first and not _depends(words, one.place):  # *this photo with its text*
             return PAIR
     return first.modality
+
+
+def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality) -> bool:
+    """Whether something with parts is wanted: *entries with a picture*, *the page that this photo is from*.
+
+    It is the first noun that may be wanted; and parts are named, shown and described, or the query is an image, which is one.
+    """
+    wanted = [noun.place for noun in nouns if noun.reference < SURE]
+    place = next((at for at, found in enumerate(classes) if found is WordClass.ENTRY), None)
+    if place is None or query == PAIR or any(other < place for other in wanted):
+        return False
+    if any(word in DEMONSTRATIVES for word in words[max(place - 2, 0) : place]):  # *this item*
+        return False
+    forms = _forms(words[place])
+    loose = any(form in LOOSE_ENTRIES for form in forms)
+    if not TELLS.isdisjoint(words[:place]):  # *describe the item*
+        return False
+    both = not SEES.isdisjoint(words[place:]) and not TELLS.isdisjoint(words[place:])
+    if loose:
+        return any(_joined(words, place, other) for other in wanted)
+    return bool(nouns) or both
+
+
+def _by_verbs(words: Sequence[str], classes: Sequence[WordClass | None], query: Modality) -> Modality | None:
+    """The target of an instruction without a noun for one: *what is this called?*, *can I see it?*, *more like this*."""
+    if query == PAIR and WordClass.CHANGE in classes:  # of an image, as a text says
+        return IMAGE
+    if not TELLS.isdisjoint(words) and query != TEXT:
+        return TEXT
+    if not SEES_ALONE.isdisjoint(words) and query != IMAGE:
+        return IMAGE
+    if not RESEMBLES.isdisjoint(words) and query != PAIR and WordClass.CONTENT not in classes:
+        return query
+    return None
 
 
 def _depends(words: Sequence[str], place: int) -> bool:

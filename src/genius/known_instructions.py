@@ -79,6 +79,8 @@ class KnownInstructions:
         if target is None:
             target = reading.target
         if target is None:
+            target = self._only_target(query.modality)
+        if target is None:
             return query
         query_modality = query.modality
         if reading.content and query_modality == Modality.IMAGE and (Modality.PAIR, target) in self.wordings:
@@ -90,6 +92,13 @@ class KnownInstructions:
         if reading.content:
             instruction = f"{instruction} {reading.content}."
         return replace(query, instruction=instruction)
+
+    def _only_target(self, query: Modality) -> Modality | None:
+        """The target that all known wordings of a query modality have; None: there are several, or none."""
+        targets = {target for own, target in self.wordings if own == query}
+        if len(targets) == 1:
+            return targets.pop()
+        return None
 
     def _read_again(self, text: str, query: Modality) -> Instruction:
         return read_instruction(text, query, self._classes, self._lexicon)

@@ -118,3 +118,14 @@ def test_a_models_own_encoder_extracts_into_the_cache(world: World, tmp_path: Pa
         assert a["metrics"]["ndcg@10"] == pytest.approx(b["metrics"]["ndcg@10"], abs=0.1)
     folders = list(tmp_path.iterdir())
     assert len(folders) == 1 and FeatureSet.is_folder(folders[0])
+
+
+@pytest.mark.usefixtures("seeing")
+def test_how_the_encoder_runs_is_said_before_it_does(world: World, tmp_path: Path) -> None:
+    arguments = ["eval", str(world.model), f"mbeir:{world.root}", "--methods", "dense", "--bootstrap", "0", "--json"]
+    arguments += ["--cache", str(tmp_path), "--precision", "bf16", "--encode-batch", "16"]
+    told = " ".join(call(*arguments).stderr.split())  # lines are wrapped
+    assert "bf16, batches of 16, no worker processes" in told and "genius features extract" in told
+    assert [folder.name.endswith("-bf16") for folder in tmp_path.iterdir()] == [True]  # fp32 features never meet bf16 ones
+    assert "worker processes" not in call(*arguments).stderr  # they are there
+    assert "--precision must be" in call(*arguments[:3], "--precision", "fp8", code=2).output

@@ -16,10 +16,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from genius.errors import GeniusError
 from genius.model.config import GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search.tensor_cells import TensorCells, _Probed
+from genius.search.tensors import tensor_arrays
 from genius.search.types import SearchResult
 from genius.train import generator, train
 from genius.train.config import read_train_config
@@ -30,6 +33,8 @@ if not torch.cuda.is_available() and os.environ.get("GENIUS_GPU"):
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: make test-gpu, on a machine that has one")
 
 SIZES = (3, 64, 64, 64)
+ITEMS = 18_000
+FOUND_BY_BOTH = 0.97  # of the hits of a scan, which looks codes up in bytes on a CPU and in floats on a GPU
 PLANS = [
     SearchParams(plan="flat"),
     SearchParams(plan="scan"),
@@ -39,10 +44,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("params", PLANS)
-@pytest.mark.parametrize("on_host", [False, True])
-def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, on_host: bool) -> None:
-    """With targets, a filter for all and one for each query, deletions and additions."""
+def model() -> tuple[Generator, ResidualQuantizer]:
     torch.manual_seed(0)
     quantizer = ResidualQuantizer(QuantizerConfig(width=64, level_sizes=SIZES, modality_codebooks_from=1))
     for name, buffer in quantizer.named_buffers():
@@ -50,11 +52,21 @@ def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, 
             buffer.copy_(torch.randn_like(buffer) * 0.1)
     shape: dict[str, Any] = {"d_model": 64, "layers": 2, "heads": 2, "d_kv": 32, "d_ff": 128, "dropout": 0.0}
     config = GeneratorConfig(width=64, level_sizes=SIZES, normalizer="level", head="codebooks", **shape)
-    generator = Generator(config, quantizer).eval()
+    return Generator(config, quantizer).eval(), quantizer
+
+
+@pytest.mark.parametrize("params", PLANS)
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, on_host: bool, half: bool) -> None:
+    """With targets, a filter for all and one for each query, deletions and additions."""
+    generator, quantizer = model()
     rng = np.random.default_rng(0)
-    codes = np.stack([rng.integers(0, size, 18_000) for size in SIZES], 1)
-    vectors, z = (F.normalize(torch.randn(count, 64), dim=1) for count in (18_000, 16))
-    alive = rng.random(18_000) < 0.9
+    codes = np.stack([rng.integers(0, size, ITEMS) for size in SIZES], 1)
+    vectors, z = (F.normalize(torch.randn(count, 64), dim=1) for count in (ITEMS, 16))
+    if half:
+        vectors = vectors.half()
+    alive = rng.random(ITEMS) < 0.9
     target = torch.arange(16) % 4 - 1
     found: dict[str, list[SearchResult]] = {"cpu": [], "cuda": []}
     for device in found:
@@ -63,14 +75,88 @@ def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, 
         grown = engine.changed(16_000, codes[16_000:], vectors[16_000:].numpy(), alive)
         for allowed in (
             None,
-            rng.random(18_000) < 2,
-            np.arange(18_000) % 3 == 0,
-            np.arange(16 * 18_000).reshape(16, -1) % 7 == 0,
+            rng.random(ITEMS) < 2,
+            np.arange(ITEMS) % 3 == 0,
+            np.arange(16 * ITEMS).reshape(16, -1) % 7 == 0,
         ):
             found[device].append(grown.search(z.to(device), k=10, params=params, target=target.to(device), allowed=allowed))
     for on_cpu, on_gpu in zip(found["cpu"], found["cuda"], strict=True):
+        if params.plan == "scan":
+            both = [len({*mine} & {*other}) / 10 for mine, other in zip(on_cpu.rows.tolist(), on_gpu.rows.tolist(), strict=True)]
+            assert np.mean(both) > FOUND_BY_BOTH
+            continue
         assert np.allclose(on_cpu.scores, on_gpu.scores, atol=1e-4)
         assert (on_cpu.rows == on_gpu.rows).mean() > 0.99
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernel_looks_up_what_plain_operations_look_up(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of any size, empty ones too; more candidates than there are items in the cells."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 900, 50)
+    sizes[::7] = 0
+    count = int(sizes.sum())
+    arrays = {
+        "means": rng.standard_normal((50, 64)).astype(np.float32),
+        "query_transform": rng.standard_normal((64, 64)).astype(np.float32),
+        "codebooks": rng.standard_normal((16, 16, 4)).astype(np.float32),
+        "codes": rng.integers(0, 256, (count, 8)).astype(np.uint8),
+        "rows": rng.permutation(count),
+        "sizes": sizes,
+    }
+    cells = TensorCells(arrays, tensor_arrays("cuda"))
+    queries = rng.standard_normal((33, 64)).astype(np.float32)
+    allowed = None
+    mask = np.ones(count, bool)
+    if masked:
+        mask = rng.random(count) < 0.3
+        allowed = cells.selector(mask)
+    for probes, candidates in ((1, 50), (7, 1000), (50, 50_000)):
+        scores, rows = cells.search(queries, candidates, probes, allowed)
+        with monkeypatch.context() as patch:
+            patch.setattr(_Probed, "scores", _Probed.plain_scores)
+            true_scores, true_rows = cells.search(queries, candidates, probes, allowed)
+        assert np.array_equal(rows >= 0, true_rows >= 0)
+        assert np.allclose(scores, true_scores, atol=1e-3)
+        assert (rows == true_rows).mean() > 0.99
+        assert mask[rows[rows >= 0]].all()
+
+
+@pytest.mark.parametrize("plan", ["auto", "flat", "scan", "beam"])
+def test_bad_input_is_one_clear_line_in_every_plan_on_a_gpu(plan: str) -> None:
+    """And what is no error, only empty: a collection, or a filter, without items; more hits wanted than there are items."""
+    generator, quantizer = model()
+    rng = np.random.default_rng(0)
+    codes = np.stack([rng.permutation(np.arange(20) % size) for size in SIZES], 1)
+    vectors, z = (F.normalize(torch.randn(count, 64), dim=1) for count in (20, 3))
+    parts = (generator.to("cuda"), quantizer.to("cuda"))
+    engine = SearchEngine(*parts, CodeTrie.build(codes, SIZES), vectors, "cuda")
+    empty = SearchEngine(*parts, CodeTrie.build(codes[:0], SIZES), vectors[:0], "cuda")
+    spoilt = z.clone()
+    spoilt[1, 2] = torch.nan
+
+    def search(queries: torch.Tensor = z, k: int = 3, reranker: str = "embeddings", **options: Any) -> SearchResult:
+        return engine.search(queries.to("cuda"), k=k, params=SearchParams(plan=plan, reranker=reranker), **options)
+
+    for call, message in [
+        (lambda: search(spoilt), r"1 queries' z are NaN or infinite \(first: row 1\)"),
+        (lambda: search(dense=spoilt), r"1 queries' dense are NaN or infinite \(first: row 1\)"),
+        (lambda: search(z[:, :5]), r"z must be \(queries, 64\), got \(3, 5\)"),
+        (lambda: search(k=0), "k must be at least 1, got 0"),
+        (lambda: search(allowed=np.ones(19, bool)), r"allowed must be bool with 20 items last, got bool of shape \(19,\)"),
+        (lambda: search(allowed=np.ones(20)), "allowed must be bool with 20 items last, got float64"),
+        (lambda: search(target=np.array([0, 1, 3])), r"target codes must be -1\.\.2, got 0\.\.3"),
+        (lambda: search(reranker="nobody"), "reranker must be one of 'codes', 'embeddings', 'none', got 'nobody'"),
+    ]:
+        with pytest.raises(GeniusError, match=message) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+    more = search(k=25)
+    assert more.rows.shape == (3, 25) and all(sorted(row[row >= 0]) == list(range(20)) for row in more.rows)
+    assert np.isneginf(more.scores[more.rows < 0]).all()
+    for found in (search(allowed=np.zeros(20, bool)), empty.search(z, k=3, params=SearchParams(plan=plan))):
+        assert (found.rows == -1).all() and np.isneginf(found.scores).all() and (found.considered == 0).all()
+    assert search(z[:0]).rows.shape == (0, 3)
 
 
 def test_a_compiled_training_step_has_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.front import data, report
+from lab.front import data, gpu, report
 
 faiss = pytest.importorskip("faiss")
 
@@ -44,6 +44,30 @@ def test_filling_keeps_the_items_and_adds_unit_vectors_between_neighbours() -> N
     assert (out[:80] == items).all() and np.allclose(np.linalg.norm(out, axis=1), 1, atol=1e-5)
     assert ((out[80:] @ items.T).max(1) > 0.7).all()  # near a real one
     assert (data.filled(items, 200, seed=0) == out).all() and (data.filled(items, 200, seed=1)[80:] != out[80:]).any()
+
+
+def test_the_gpu_program_makes_what_the_package_makes() -> None:
+    """Codes of items, and the trie of drawn IDs; here on a CPU."""
+    import torch
+
+    from genius.search import CodeTrie, StoredVectors
+    from genius.search.cells import Cells, ProductEncoder
+
+    dataset = small(5000)
+    vectors = StoredVectors.of(dataset.train)
+    cells = Cells.build(vectors, np.arange(5000), None, dataset.learn)
+    arrays = cells.arrays()
+    encoder = ProductEncoder(cells.means, cells.item_transform, cells.query_transform, cells.codebooks, dataset.learn)
+    carried = {name: torch.from_numpy(arrays[name]) for name in ("item_transform", "query_transform", "codebooks")}
+    carried["learn"] = torch.from_numpy(dataset.learn)
+    cell = np.arange(500) % len(cells.means)
+    codes = gpu.codes_of(torch.from_numpy(dataset.train[:500]), torch.from_numpy(cells.means[cell]), carried)
+    assert (codes.numpy() == encoder.codes(dataset.train[:500], cell)).mean() > 0.999
+    sizes = (3, *([16] * 9))
+    drawn = gpu.drawn_trie(20_000, sizes, torch.device("cpu"))
+    built = CodeTrie.build(drawn.codes_at(np.arange(20_000)), sizes)
+    assert drawn.top == built.top and drawn.arrays().keys() == built.arrays().keys()
+    assert all(np.array_equal(array, built.arrays()[name]) for name, array in drawn.arrays().items())
 
 
 def test_towers_of_two_widths_meet_in_one_space() -> None:

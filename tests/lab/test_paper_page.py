@@ -8,7 +8,7 @@ from lab.paper.reproduce import listing
 
 def test_the_page_is_made_by_its_program() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m lab.paper.page"
-    assert all(len(line) <= 120 for line in page().splitlines())
+    assert all(len(line) <= 120 for line in page().splitlines() if not line.startswith("|"))
 
 
 def test_every_experiment_of_the_paper_is_on_the_page() -> None:

@@ -17,8 +17,10 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, StoredVectors
 from genius.search.arrays import HOST, half_to_float
+from genius.search.cells import Cells, _unpacked
 from genius.search.flat import Flat
 from genius.search.rerank import embeddings
+from genius.search.tensor_cells import TensorCells
 from genius.search.tensors import TensorVectors, tensor_arrays
 from genius.search.types import Candidates, QueryBatch
 
@@ -106,6 +108,42 @@ def test_the_best_scores_are_those_of_a_sort(seed: int, count: int, k: int, leve
         chosen = arrays.host(places)
         assert np.array_equal(np.take_along_axis(scores, chosen, 1), truth)
         assert all(len(set(row)) == len(row) for row in chosen.tolist())
+
+
+@pytest.mark.parametrize("width, bank", [(64, 0), (24, 200)])
+def test_cells_on_a_device_score_by_the_same_codes(width: int, bank: int) -> None:
+    """In float32: candidates are those of brute force over the codes, and nearly those of Faiss, which looks up bytes."""
+    rng = np.random.default_rng(0)
+    vectors = unit(6000, width, 0).numpy()
+    rows = rng.permutation(9000)[:6000]
+    stored = np.zeros((9000, width), np.float32)
+    stored[rows] = vectors
+    queries = unit(7, width, 1).numpy()
+    cells = Cells.build(StoredVectors.of(stored), np.sort(rows), None, unit(bank, width, 2).numpy())
+    arrays = cells.arrays()
+    moved = TensorCells(arrays, tensor_arrays("cpu"))
+    assert len(moved) == 6000 and moved.nbytes > 0
+    codes = _unpacked(arrays["codes"], len(arrays["codebooks"]))
+    described = arrays["codebooks"][np.arange(codes.shape[1]), codes].reshape(6000, width)
+    scores = queries @ np.repeat(arrays["means"], arrays["sizes"], axis=0).T + (queries @ arrays["query_transform"]) @ described.T
+    mask = rng.random(9000) < 0.5
+    for allowed in (None, mask):
+        visible = scores
+        selected = None
+        of_faiss = None
+        if allowed is not None:
+            visible = np.where(allowed[arrays["rows"]], scores, -np.inf)
+            selected = moved.selector(allowed)
+            of_faiss = cells.selector(allowed)
+        true = arrays["rows"][np.argsort(-visible, axis=1)[:, :40]]
+        found_scores, found = moved.search(queries, 40, cells.count, selected)
+        assert (found == true).mean() > 0.98  # sums in another order
+        assert np.allclose(found_scores, -np.sort(-visible, axis=1)[:, :40], atol=1e-4)
+        few = moved.search(queries, 40, 9, selected)[1]
+        by_faiss = cells.search(queries, 40, 9, of_faiss)[1]
+        assert np.mean([len({*mine} & {*other}) / 40 for mine, other in zip(few, by_faiss, strict=True)]) > 0.9
+    nothing, none = moved.search(queries, 8000, cells.count)
+    assert (none[:, :6000] >= 0).all() and (none[:, 6000:] == -1).all() and np.isneginf(nothing[:, 6000:]).all()
 
 
 def test_every_finite_half_becomes_the_same_float() -> None:

@@ -4,8 +4,6 @@ model on a dataset.
 
 from __future__ import annotations
 
-import inspect
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,8 +14,6 @@ import typer
 from genius.cli.common import command, console, emit, feature_progress, kept_if_interrupted, setting, tell
 from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
-
-FIELD = re.compile(r"    (\w+): ([^=#]+?) = ([^#]+?)(?:  # (.*))?$")  # a line of a config's class
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +34,6 @@ def train(
         [], "--set", metavar="NAME=VALUE", help="Set one config field: --set generator.steps=500. Repeatable."
     ),
     listing: bool = typer.Option(False, "--list", help="List the built-in configs and exit."),
-    fields: bool = typer.Option(False, "--fields", help="Show every field of a config and exit."),
     device: DeviceOption = "auto",
     ray: RayOption = None,
     workers: int = typer.Option(0, metavar="N", min=0, help="With --ray: number of processes. 0: one per GPU, or two."),
@@ -61,9 +56,6 @@ def train(
         known = builtin_about()
         lines = "\n".join(f"{name:<20} {about}" for name, about in known.items())
         tell(known, lines, as_json)
-        return
-    if fields:
-        print(fields_page(), end="")
         return
     if not config:
         raise GeniusError("name a config: a TOML file or builtin:NAME (genius train --list)")
@@ -126,55 +118,6 @@ def attach(
     tell(body, f"{model} has the encoder {encoder} now; checked: {', '.join(checked)}", json)
 
 
-def fields_page() -> str:
-    """A Markdown page of every field of a training config: name, default and comment, read from the dataclasses."""
-    from genius.train import config as configs
-
-    tables: dict[str, tuple[str, type[Any]]] = {
-        "": ("The whole run", configs.TrainConfig),
-        "run": ("`[run]`: what every stage's loop needs", configs.RunConfig),
-        "model": ("`[model]`: sizes", configs.ModelConfig),
-        "encoder": ("`[encoder]`: stage 1", configs.EncoderStageConfig),
-        "quantizer": ("`[quantizer]`: stage 2", configs.QuantizerStageConfig),
-        "generator": ("`[generator]`: stage 3", configs.GeneratorStageConfig),
-    }
-    lines = [
-        "# Fields of a training config",
-        "",
-        "Made by `genius train --fields` from the config itself. A field is set in a TOML file, or by `--set table.name=value`.",
-    ]
-    for table, (title, config) in tables.items():
-        prefix = f"{table}." if table else ""
-        lines += ["", f"## {title}", "", "| field | default | meaning |", "|---|---|---|"]
-        for name, (default, meaning) in _fields(config).items():
-            lines.append(f"| `{prefix}{name}` | `{default}` | {meaning} |")
-    return "\n".join([*lines, ""])
-
-
-def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
-    """Name -> (default, meaning), those of base classes first; a class may give a base's field another default."""
-    fields: dict[str, tuple[str, str]] = {}
-    for owner in reversed(config.__mro__[:-1]):
-        above: list[str] = []
-        for line in inspect.getsource(owner).splitlines():
-            match = FIELD.match(line)
-            if match is None:
-                if line.startswith("    # "):
-                    above.append(line.strip("# ").strip())
-                else:
-                    above = []
-                continue
-            name, _, default, comment = match.groups()
-            meaning = " ".join([*above, comment or ""]).strip().replace("|", "\\|")
-            above = []
-            if "default_factory" in default and name != "search":
-                continue  # a table of its own
-            if "factory" in default:
-                default = "{}"
-            fields[name] = (default, meaning or fields.get(name, ("", ""))[1])
-    return fields
-
-
 def names(text: str) -> tuple[str, ...]:
     """Split a list at commas and spaces."""
     return tuple(part for part in text.replace(",", " ").split() if part)
@@ -220,6 +163,9 @@ def evaluate_command(
     cache: Annotated[Path | None, typer.Option(help="Folder that caches extracted features.")] = None,
     device: DeviceOption = "auto",
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Queries per batch.")] = 128,
+    precision: Annotated[str, typer.Option(help="Precision of the encoder: fp32, bf16 or fp16.")] = "fp32",
+    workers: Annotated[int, typer.Option(metavar="N", min=0, help="Processes that decode images. 0: threads.")] = 0,
+    encode_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Images or texts per encoder call.")] = 64,
     seed: Annotated[int, typer.Option(help="Random seed of prompts, bootstrap and significance tests.")] = 0,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "",
     listing: Annotated[bool, typer.Option("--list", help="List the methods and exit.", is_eager=True, callback=_list)] = False,
@@ -233,6 +179,7 @@ def evaluate_command(
     Example:
       genius eval bundled:mini mbeir:M-BEIR --beams 30,50 -o results
     """
+    from genius.data.extract import ExtractConfig
     from genius.encoders.base import find_device
     from genius.evaluate import EvalConfig, evaluate
     from genius.evaluate.report import markdown, write_report
@@ -241,11 +188,23 @@ def evaluate_command(
 
     if target not in ("unknown", "given") or not set(names(pools)) <= {"local", "universal"} or not names(pools):
         raise GeniusError("--target must be unknown or given; --pools must be local, universal or both")
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise GeniusError("--precision must be fp32, bf16 or fp16")
+    encoding = ExtractConfig(batch_size=encode_batch, precision=precision, workers=workers)  # type: ignore[arg-type]
     device = str(find_device(device))
     loaded = Genius.from_pretrained(model, device=device)
     with feature_progress() as progress:
         source = Source(
-            dataset, split, seed=seed, queries=queries, candidates=candidates, cache=cache, device=device, progress=progress
+            dataset,
+            split,
+            seed=seed,
+            queries=queries,
+            candidates=candidates,
+            cache=cache,
+            device=device,
+            progress=progress,
+            encoding=encoding,
+            note=say,
         )
         data = load_features(source, loaded, model)
         extra: list[Any] = [*other_encoders(named(dense), source, data)]

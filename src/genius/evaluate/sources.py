@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
 
 from genius.data import open_collection
 from genius.data.collection import Collection, Sample
-from genius.data.extract import extract
+from genius.data.extract import ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.encoders import load_encoder, resolve
 from genius.encoders.base import Encoder
@@ -41,6 +41,8 @@ class Source:
     cache: Path | None = None  # where extracted features are kept; None: `cache_folder()`
     device: str = "cpu"  # of other encoders; the model's own is where the model is
     progress: Callable[[str, int, int], None] | None = None
+    encoding: ExtractConfig = field(default_factory=ExtractConfig)  # precision, batches and processes of the encoder
+    note: Callable[[str], None] | None = None  # called with a line before anything is encoded
 
     def collection(self) -> Collection:
         whole = open_collection(self.name, split=self.split, seed=self.seed)
@@ -52,8 +54,18 @@ class Source:
         """Features by `encoder`, from the cache where they are there."""
         collection = self.collection()
         name = f"{collection.name}-{self.split}-{encoder.fingerprint()[:12]}-{collection.fingerprint()[:12]}"
+        encoding = self.encoding
+        if encoding.precision != "fp32":
+            name += f"-{encoding.precision}"
         folder = (self.cache or cache_folder()) / name
-        data = extract(encoder, collection, folder, None, self.progress)
+        if self.note is not None and not FeatureSet.is_folder(folder):
+            how = f"{encoding.precision}, batches of {encoding.batch_size}, {encoding.workers or 'no'} worker processes"
+            self.note(
+                f"encoding {self.name} on one device ({how}) into {folder}. A large dataset takes hours: see --precision, "
+                "--workers and --encode-batch, or extract features once, on several GPUs with --shard "
+                "(genius features extract), and give their folder in place of the dataset"
+            )
+        data = extract(encoder, collection, folder, encoding, self.progress)
         if data is None:
             raise GeniusError(f"other processes are still extracting into {folder}")
         return data

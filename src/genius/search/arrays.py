@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from genius.features import as_numpy
+
 Array = Any
 """A numpy array, or a tensor where the operations are torch's."""
 
@@ -28,8 +30,8 @@ HALVES_AT_ONCE = 1 << 18  # converted together: they stay in the processor's cac
 class Arrays(Protocol):
     """Operations on the arrays of one device."""
 
-    def put(self, array: NDArray[Any]) -> Array:
-        """An array on this device; numbers of unsigned types keep their bits (`int64` reads them)."""
+    def put(self, array: Any) -> Array:
+        """An array or tensor, on this device; numbers of unsigned types keep their bits (`int64` reads them)."""
         ...
 
     def resident(self, array: NDArray[Any]) -> Array:
@@ -80,6 +82,10 @@ class Arrays(Protocol):
         """Where values belong in an ascending array: before equal elements, or after them (`right`)."""
         ...
 
+    def products(self, queries: Array, vectors: Array) -> Array:
+        """(Q, n) float32 inner products of queries (Q, D) with vectors (n, D) of any precision."""
+        ...
+
     def top_k(self, scores: Array, k: int) -> tuple[Array, Array]:
         """The k best of every row of (Q, n) scores: their scores and positions, (Q, min(k, n)), best first."""
         ...
@@ -88,8 +94,8 @@ class Arrays(Protocol):
 class HostArrays:
     """numpy."""
 
-    def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array
+    def put(self, array: Any) -> NDArray[Any]:
+        return as_numpy(array)
 
     def resident(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
@@ -131,6 +137,10 @@ class HostArrays:
     def searchsorted(self, ascending: NDArray[Any], values: NDArray[Any], right: bool = False) -> Ints:
         side: Any = "right" if right else "left"
         return np.searchsorted(ascending, values.astype(ascending.dtype), side)
+
+    def products(self, queries: Floats, vectors: NDArray[Any]) -> Floats:
+        found: Floats = queries @ self.float32(vectors).T
+        return found
 
     def top_k(self, scores: Floats, k: int) -> tuple[Floats, Ints]:
         """Exact, equal scores in their order. Few are sorted: those from a lower bound of the k-th best on."""

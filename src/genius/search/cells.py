@@ -208,6 +208,10 @@ class Cells:
         grown.index.ntotal = self.index.ntotal + len(rows)
         return grown
 
+    def selector(self, mask: NDArray[np.bool_]) -> RowSelector:
+        """A mask over rows as `search` reads it."""
+        return RowSelector(mask)
+
     def search(self, queries: Floats, count: int, probes: int, allowed: RowSelector | None = None) -> tuple[Floats, Ints]:
         """Scan the codes of the best cells.
 

@@ -24,7 +24,7 @@ from genius.errors import GeniusError
 from genius.features import as_numpy, check_finite
 from genius.optional import LazyPart, import_torch
 from genius.search import rerank
-from genius.search.arrays import Floats, Ints
+from genius.search.arrays import HOST, Arrays, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.flat import Flat
 from genius.search.item_bias import ItemBias
@@ -317,21 +317,24 @@ class SearchEngine:
 
     def _ranked(self, batch: QueryBatch, found: Candidates, k: int, params: SearchParams, plan: Plan) -> SearchResult:
         """The best k candidates by the re-ranker."""
-        scores = as_numpy(rerank.find(params.reranker)(batch, found, self.collection))
-        if scores.shape != found.rows.shape:
-            shapes = f"{scores.shape} for candidates {found.rows.shape}"
+        arrays: Arrays = HOST
+        if self.collection.stored is not None:
+            arrays = self.collection.stored.arrays
+        scores = arrays.put(rerank.find(params.reranker)(batch, found, self.collection))
+        if tuple(scores.shape) != found.rows.shape:
+            shapes = f"{tuple(scores.shape)} for candidates {found.rows.shape}"
             raise GeniusError(f"the re-ranker {params.reranker!r} gave scores of shape {shapes}")
         if params.reranker != "none":
             prior = batch.prior(found.rows, self.collection.modality)
             if prior is not None:
-                scores = scores + prior
+                scores = scores + arrays.put(prior)
         elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
             bias = batch.item_bias.take(batch.modality, found.rows)
-            scores = scores - np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias
-        undefined = np.isnan(scores)
-        if undefined.any() and (undefined & (found.rows >= 0)).any():
+            scores = scores - arrays.put(np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias)
+        undefined = scores != scores
+        if undefined.any() and (arrays.host(undefined) & (found.rows >= 0)).any():
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
-        rows, values = rerank.top_k(found.rows, scores, k)
+        rows, values = rerank.top_k(found.rows, scores, k, arrays)
         return SearchResult(rows, values, found.considered, plan.name)
 
     def _with_modality(self, batch: QueryBatch) -> QueryBatch:

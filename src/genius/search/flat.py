@@ -20,6 +20,8 @@ from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
 QUERIES = 256  # compared with a block at a time
+QUERIES_ON_DEVICE = 512  # likewise, on a GPU
+SPARE = 16  # more candidates where similarities are of halves: re-ranking settles the order of those that are nearly equal
 RESIDENT = 128 << 20  # bytes of float32 vectors that stay in memory between searches
 SCATTERED = 4  # vectors read in sequence in the time of one that is read out of order
 MILLISECONDS = {"cpu": 4e-8, "cuda": 2e-11}  # per product of one pair of numbers, roughly
@@ -62,11 +64,15 @@ class Flat:
         assert vectors is not None
         if params.reranker not in BUILT_IN:
             k = max(k, params.rerank)
-        if len(batch) <= QUERIES:
+        at_once = QUERIES
+        if self.collection.device != "cpu":
+            k += SPARE
+            at_once = QUERIES_ON_DEVICE
+        if len(batch) <= at_once:
             return self._run(batch, vectors, k, params)
         parts = []
-        for first in range(0, len(batch), QUERIES):
-            queries = np.arange(first, min(first + QUERIES, len(batch)))
+        for first in range(0, len(batch), at_once):
+            queries = np.arange(first, min(first + at_once, len(batch)))
             parts.append(self._run(batch.select(queries), vectors, k, params))
         return Candidates.cat(parts)
 
@@ -98,11 +104,11 @@ class Flat:
         """(Q, n) similarities plus what is added to them: log p(modality) of an unknown target, less the item bias."""
         width = queries.shape[1]
         if not batch.has_prior:
-            return queries @ block[:, :width].T
+            return arrays.products(queries, block[:, :width])
         added = arrays.put(batch.prior_dimensions())
         if block.shape[1] > width:  # both have these dimensions: one product
             return arrays.concatenate([queries, added], 1) @ block.T
-        scores = queries @ block.T
+        scores = arrays.products(queries, block)
         scores += added @ self._prior_dimensions(batch.item_bias, rows, arrays).T
         return scores
 
@@ -154,7 +160,7 @@ class Flat:
         if held is not None and held.vectors is vectors and (item_bias is None or held.item_bias is item_bias):
             return held.whole
         arrays = vectors.arrays
-        whole = arrays.concatenate([block for _, block in vectors.blocks()])
+        whole = arrays.concatenate([arrays.float32(block) for _, block in vectors.blocks()])
         added = self._prior_dimensions(item_bias, slice(0, len(vectors)), arrays)
         self._resident = _Resident(vectors, item_bias, arrays.concatenate([whole, added], 1))
         return self._resident.whole

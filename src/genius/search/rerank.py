@@ -15,7 +15,7 @@ import numpy as np
 
 from genius.errors import GeniusError
 from genius.features import as_numpy
-from genius.search.arrays import HOST, Floats, Ints
+from genius.search.arrays import HOST, Array, Arrays, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import StoredVectors, Vectors
@@ -23,6 +23,7 @@ from genius.search.vectors import StoredVectors, Vectors
 GROUP = "genius.rerankers"  # entry points of packages that bring a re-ranker
 BUILT_IN = ("embeddings", "codes", "none")  # re-rankers that rank as plans do; others are given `rerank` candidates
 NUMBERS = 1 << 22  # of candidate vectors held at a time: 16 MB
+NUMBERS_ON_DEVICE = 1 << 27  # likewise, on a GPU: half a gigabyte
 
 Reranker = Callable[[QueryBatch, Candidates, Collection], Any]
 """-> (Q, C) float32 scores, an array or a tensor. Those of padding (row -1) are ignored."""
@@ -80,14 +81,14 @@ def find(name: str) -> Reranker:
 # -- built in ------------------------------------------------------------------------------------------------------
 
 
-def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Floats:
+def embeddings(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Array:
     """Inner products with stored vectors, in float32."""
     if collection.stored is None:
         raise GeniusError("this collection stores no embeddings: use reranker 'codes' or 'none'")
     return _products(batch.dense, candidates.rows, collection.stored)
 
 
-def codes(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Floats:
+def codes(batch: QueryBatch, candidates: Candidates, collection: Collection) -> Array:
     """Cosine of queries and what the IDs of candidates stand for."""
     if collection.reconstructed is None:
         raise GeniusError("re-ranking by codes needs the quantizer")
@@ -99,18 +100,21 @@ def none(batch: QueryBatch, candidates: Candidates, collection: Collection) -> F
     return candidates.scores
 
 
-def top_k(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
-    """The k best candidates by score; equal scores keep their order.
+def top_k(rows: Ints, scores: Array, k: int, arrays: Arrays = HOST) -> tuple[Ints, Floats]:
+    """The k best candidates by score; equal scores keep their order (on a GPU they may not).
 
     Args:
         rows: (Q, C), -1 for padding.
-        scores: (Q, C); those of padding are ignored.
+        scores: (Q, C) on the device of `arrays`; those of padding are ignored.
         k: How many.
+        arrays: Operations on scores.
 
     Returns:
         Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
     """
-    best_scores, best = HOST.top_k(np.where(rows < 0, np.float32(-np.inf), scores), k)
+    found = arrays.top_k(arrays.where(arrays.put(rows) < 0, -np.inf, scores), k)
+    best_scores = arrays.host(found[0])
+    best = arrays.host(found[1])
     top_rows = np.full((len(rows), k), -1, np.int64)
     top_scores = np.full((len(rows), k), -np.inf, np.float32)
     width = best.shape[1]
@@ -119,20 +123,23 @@ def top_k(rows: Ints, scores: Floats, k: int) -> tuple[Ints, Floats]:
     return top_rows, top_scores
 
 
-def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Floats:
+def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Array:
     """queries (Q, D), rows (Q, C) -> (Q, C) inner products with the vectors of rows; those of padding have no meaning."""
     if isinstance(vectors, StoredVectors):
         return vectors.products(queries, rows)
     count, width = rows.shape
     arrays = vectors.arrays
-    out = np.empty((count, width), np.float32)
-    at_once = max(1, NUMBERS // max(width * queries.shape[1], 1))
+    numbers = NUMBERS
+    if arrays is not HOST:
+        numbers = NUMBERS_ON_DEVICE
+    out = [arrays.put(np.empty((0, width), np.float32))]
+    at_once = max(1, numbers // max(width * queries.shape[1], 1))
     for first in range(0, count, at_once):
         part = rows[first : first + at_once]
         taken = vectors.take(np.maximum(part, 0).reshape(-1)).reshape(len(part), width, vectors.width)
         own = arrays.put(queries[first : first + at_once, :, None])
-        out[first : first + at_once] = arrays.host(taken @ own)[:, :, 0]
-    return out
+        out.append((taken @ own)[:, :, 0])
+    return arrays.concatenate(out)
 
 
 class Reconstructions:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.search.arrays import HOST, Floats, Ints, top_k_of_blocks
+from genius.search.arrays import Floats, Ints, top_k_of_blocks
 from genius.search.collection import Collection
 from genius.search.params import SearchParams
 from genius.search.rerank import BUILT_IN
@@ -32,7 +32,10 @@ from genius.search.types import Candidates, QueryBatch
 from genius.search.vectors import Vectors
 
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
-    from genius.search.cells import Cells, RowSelector
+    from genius.search.cells import Cells
+    from genius.search.tensor_cells import TensorCells
+
+    SearchedCells = Cells | TensorCells
 
 FORMAT = "genius-scan-4"
 META = "scan.json"
@@ -53,7 +56,7 @@ TIE = 1e-5  # of similarities
 # -- how it is searched ----------------------------------------------------------------------------------------------
 EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
-START_MS = 0.15  # of a query, roughly
+START_MS = {"cpu": 0.15, "cuda": 0.01}  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
 PROBED = 180  # cells that are scanned for ten hits, at least
 REFINED = 200  # vectors compared for one hit, beyond itself; they grow with the root of k
@@ -110,9 +113,12 @@ def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tu
     Returns:
         Inner products and rows, (Q, min(count, n)) each, best first.
     """
+    arrays = vectors.arrays
+    asked = arrays.put(queries)
     parts = (rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK))
-    blocks = ((part, queries @ vectors.arrays.host(vectors.take(part)).T) for part in parts)
-    return top_k_of_blocks(blocks, len(queries), count, HOST)
+    blocks = ((arrays.put(part), asked @ vectors.take(part).T) for part in parts)
+    scores, best = top_k_of_blocks(blocks, len(queries), count, arrays)
+    return arrays.host(scores), arrays.host(best)
 
 
 def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats) -> float | None:
@@ -424,6 +430,7 @@ class Scan:
         self._index: ScanIndex | None = None
         self._lock = threading.Lock()
         self._living: _Filter | None = None
+        self._moved: dict[int, TensorCells] | None = None
 
     def changed(self, collection: Collection) -> Scan:
         """The scan of what the collection has become."""
@@ -468,7 +475,8 @@ class Scan:
             return float("inf")
         if self._index is not None and not self._index.cells:
             return float("inf")
-        return len(batch) * START_MS * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
+        start = START_MS.get(self.collection.device, START_MS["cuda"])
+        return len(batch) * start * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
         """The best rows by codes, more than k of them for a re-ranker to choose from."""
@@ -481,18 +489,33 @@ class Scan:
             count = max(count, params.rerank)
         found = _Found(len(batch))
         every = np.arange(len(batch))
+        cells = self._searched(index)
         if batch.allowed is None or batch.allowed.ndim == 1:
-            job = _Job(self.collection, index, self._filter(batch.allowed), batch, k, count, effort, found)
+            job = _Job(self.collection, index, cells, self._filter(batch.allowed), batch, k, count, effort, found)
             job.run(every)
         else:
             for query in range(len(batch)):
-                job = _Job(self.collection, index, self._filter(batch.allowed[query]), batch, k, count, effort, found)
+                own = self._filter(batch.allowed[query])
+                job = _Job(self.collection, index, cells, own, batch, k, count, effort, found)
                 job.run(every[query : query + 1])
         scores = found.scores
         read = params.reranker == "none" or params.reranker not in BUILT_IN  # other re-rankers do not read the plan's scores
         if read and batch.item_bias is not None and batch.modality is not None:
             scores = scores - batch.item_bias.take(batch.modality, found.rows)
         return Candidates(found.rows, scores, found.considered)
+
+    def _searched(self, index: ScanIndex) -> Mapping[int, SearchedCells]:
+        """The cells of an index where they are searched: moved to a GPU when the first search needs them there."""
+        if self.collection.device == "cpu":
+            return index.cells
+        with self._lock:
+            if self._moved is None:
+                from genius.search.tensor_cells import TensorCells
+                from genius.search.tensors import tensor_arrays
+
+                ops = tensor_arrays(self.collection.device)
+                self._moved = {modality: TensorCells(own.arrays(), ops) for modality, own in index.cells.items()}
+            return self._moved
 
     def _filter(self, mask: NDArray[np.bool_] | None) -> _Filter | None:
         """Rows that may be found; None: all."""
@@ -506,14 +529,18 @@ class Scan:
 
 
 class _Filter:
-    """A mask over rows, as inverted files read it, and which rows of each modality it lets through."""
+    """A mask over rows, as cells read it, and which rows of each modality it lets through."""
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
-        from genius.search.cells import RowSelector
-
         self.mask = mask
-        self.selector: RowSelector = RowSelector(mask)
+        self._selector: Any = None
         self._rows: dict[int, Ints] = {}
+
+    def selector(self, cells: SearchedCells) -> Any:
+        """The mask as these cells, and all others of a scan, read it."""
+        if self._selector is None:
+            self._selector = cells.selector(self.mask)
+        return self._selector
 
     def rows(self, modality: int, collection: Collection) -> Ints:
         """Rows of a modality that pass."""
@@ -566,6 +593,7 @@ class _Job:
 
     collection: Collection
     index: ScanIndex
+    cells: Mapping[int, SearchedCells]  # of the index, where they are searched
     allowed: _Filter | None
     batch: QueryBatch
     k: int
@@ -612,12 +640,12 @@ class _Job:
 
     def _scan(self, group: Ints, modality: int) -> None:
         """The best rows by codes."""
-        cells = self.index.cells[modality]
+        cells = self.cells[modality]
         probes = probe_budget(self.k, cells.count, len(cells), self.effort * self.index.efforts[modality])
         passing = len(cells)
         selector = None
         if self.allowed is not None:
-            selector = self.allowed.selector
+            selector = self.allowed.selector(cells)
             passing = len(self.allowed.rows(modality, self.collection))
             share = passing / max(len(cells), 1)
             if share < 1:

@@ -15,9 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genius.search.arrays import Ints
-from genius.search.vectors import BLOCK, StoredVectors
+from genius.search.arrays import GROUP, MANY, Ints
+from genius.search.vectors import StoredVectors
 
+WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
+ROWS = 1 << 19  # of vectors on a device that are compared together
+HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
 UNSIGNED_BITS = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
@@ -34,7 +37,9 @@ class TensorArrays:
         self.device = torch.device(device)
         self._resident: dict[int, tuple[NDArray[Any], Tensor]] = {}
 
-    def put(self, array: NDArray[Any]) -> Tensor:
+    def put(self, array: Any) -> Tensor:
+        if isinstance(array, Tensor):
+            return array.detach().to(self.device)
         array = np.asarray(array)
         signed = SIGNED.get(array.dtype)
         if signed is not None:
@@ -90,9 +95,26 @@ class TensorArrays:
     def searchsorted(self, ascending: Tensor, values: Tensor, right: bool = False) -> Tensor:
         return torch.searchsorted(ascending, values.to(ascending.dtype), right=right)
 
+    def products(self, queries: Tensor, vectors: Tensor) -> Tensor:
+        """Halves are multiplied as halves and summed in float32 where the device can: queries then lose some 1e-5."""
+        if WIDE_SUMS and vectors.is_cuda and vectors.dtype == torch.float16:
+            return torch.mm(queries.half(), vectors.T, out_dtype=torch.float32)
+        return queries @ vectors.float().T
+
     def top_k(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        best = scores.topk(min(k, scores.shape[1]), dim=1)
-        return best.values, best.indices
+        """Of many scores those in the groups with the best maxima are compared: each is read once."""
+        queries, count = scores.shape
+        groups = count // GROUP
+        if groups <= MANY * k:
+            best = scores.topk(min(k, count), dim=1)
+            return best.values, best.indices
+        whole = groups * GROUP
+        largest = scores[:, :whole].unflatten(1, (groups, GROUP)).amax(2)
+        first = GROUP * largest.topk(k, dim=1).indices
+        places = (first[:, :, None] + self.arange(GROUP)).flatten(1)
+        places = torch.cat([places, (whole + self.arange(count - whole)).repeat(queries, 1)], 1)
+        best = scores.gather(1, places).topk(k, dim=1)
+        return best.values, places.gather(1, best.indices)
 
 
 @lru_cache(maxsize=16)
@@ -146,14 +168,14 @@ class TensorVectors:
             return self.arrays.put(self.source.take(rows))
         return self._moved.index_select(0, self.arrays.put(rows)).float()
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
-        """First row and (n, D) float32 on the device of consecutive blocks."""
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """First row and (n, D) on the device, in the precision in which they lie, of consecutive blocks."""
         if self._moved is None:
-            for first, block in self.source.blocks(size):
+            for first, block in self.source.stored_blocks(HOST_ROWS):
                 yield first, self.arrays.put(block)
             return
-        for first in range(0, len(self), size):
-            yield first, self._moved[first : first + size].float()
+        for first in range(0, len(self), ROWS):
+            yield first, self._moved[first : first + ROWS]
 
     def extended(self, vectors: NDArray[Any]) -> TensorVectors:
         """These and, after them, more; these stay as they are."""

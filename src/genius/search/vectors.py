@@ -44,12 +44,8 @@ class Vectors(Protocol):
         """
         ...
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, Array]]:
-        """First row and (n, D) float32, n <= `size`, of consecutive blocks that cover all rows in order.
-
-        Args:
-            size: Most rows of a block.
-        """
+    def blocks(self) -> Iterator[tuple[int, Array]]:
+        """First row and (n, D), as `Arrays.products` reads them, of consecutive blocks that cover all rows in order."""
         ...
 
 

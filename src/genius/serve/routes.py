@@ -486,9 +486,6 @@ async def info(request: Request) -> Response:
     advice = None
     if hasattr(index, "advice"):  # an index on disk
         advice = await call.read(index.advice)
-    key = None
-    if call.caller.keyed:
-        key = call.caller.name
     count = await call.count()
     fields = await call.read(index.columns)
     words: list[str] = []
@@ -505,7 +502,7 @@ async def info(request: Request) -> Response:
             default_target=None if default is None else default.label,  # type: ignore[arg-type]
             needs_key=bool(call.service.keys),
             scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],
-            key=key,
+            key=call.caller.key,
             advice=advice,
             limits=Limits(**call.service.limits()),
         )

@@ -1,0 +1,318 @@
+"""What `lab.paper.published` found, as tables and a plot: part of docs/results/paper.md, from committed JSON.
+
+    python -m lab.paper.published_report OUT.json [OUT.json ...]   (into lab/paper/published.json; draws the plot)
+
+Knows the JSON's fields; nothing of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Line = dict[str, Any]
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "published.json"
+PLOT = FOLDER.parents[1] / "docs" / "images" / "paper-size.png"
+KEPT_LOOKS = 9  # points of a curve in the committed file
+MODALITIES = ("image", "text", "image-text pair")
+SAMPLES = ("training queries", "items", "unseen queries")
+
+
+def lines_of(part: str) -> list[Line]:
+    if not RESULTS.is_file():
+        return []
+    body = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return [line for line in body["lines"] if line["part"] == part]
+
+
+def groups(lines: list[Line]) -> dict[tuple[str, str], list[Line]]:
+    """(data, row) -> its seeds, in the order of the file."""
+    out: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        out.setdefault((line["data"], line["row"]), []).append(line)
+    return out
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    marks = ["---" if i == 0 else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, marks, *rows])
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """The mean, and the range over seeds."""
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.{digits}f} - {max(values):.{digits}f})"
+
+
+def method_of(line: Line, name: str, beams: int, where: str = "last") -> Line:
+    """A method's figures; with one number of beams its name has none."""
+    found: Line = line[where]
+    return dict(found.get(f"{name}@{beams}") or found[name])
+
+
+def hit(figures: Line) -> float:
+    return 100 * float(np.mean(list(figures["hit@5"].values())))
+
+
+def has(line: Line, name: str, beams: int) -> bool:
+    return f"{name}@{beams}" in line["last"] or name in line["last"]
+
+
+def recipes() -> str:
+    """GENIUS and GENIUS^R at the paper's code sizes."""
+    rows = []
+    for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
+        shares = [method_of(line, "genius-r", 50) for line in lines]
+        rows.append(
+            [
+                f"{data}, {name}",
+                str(len(lines)),
+                spread([hit(line["last"]["dense"]) for line in lines], 1),
+                spread([hit(line["last"]["codes"]) for line in lines], 1),
+                spread([hit(method_of(line, "genius", 50)) for line in lines], 1),
+                spread([hit(share) for share in shares], 1),
+                spread([method_of(line, "genius", 50)["mean"] for line in lines]),
+                spread([share["mean"] for share in shares]),
+                spread([share["worst"] for share in shares]),
+            ]
+        )
+    header = ["50 beams", "seeds", "dense", "codes, exhaustive", "GENIUS", "GENIUS^R"]
+    return table([*header, "GENIUS / dense", "GENIUS^R / dense", "worst task"], rows)
+
+
+def beams() -> str:
+    rows = []
+    counts = (1, 5, 10, 30, 50)
+    for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
+        cells = []
+        for count in counts:
+            plain = np.mean([hit(method_of(line, "genius", count)) for line in lines])
+            reranked = np.mean([hit(method_of(line, "genius-r", count)) for line in lines])
+            cells.append(f"{plain:.1f} / {reranked:.1f}")
+        rows.append([f"{data}, {name}", *cells])
+    return table(["GENIUS / GENIUS^R, hit@5", *(f"{count} beams" for count in counts)], rows)
+
+
+def survival() -> str:
+    rows = []
+    for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
+        levels = np.mean([line["survival"]["levels"] for line in lines], axis=0)
+        rows.append([f"{data}, {name}", *(f"{100 * value:.0f}" for value in levels)])
+    count = max((len(row) for row in rows), default=1) - 1
+    return table(["positive among 50 beams after code, %", *map(str, range(1, count + 1))], rows)
+
+
+def curves() -> str:
+    """Accuracy of every code at the end, and the mean of the content codes while training."""
+    rows = []
+    for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
+        for sample in SAMPLES:
+            ends = np.mean([line["curve"][-1][sample]["right"] for line in lines], axis=0)
+            rows.append([f"{data}, {name}: {sample}", *(f"{100 * value:.0f}" for value in ends)])
+    count = max((len(row) for row in rows), default=1) - 1
+    return table(["last weights: codes that are right, given those before, %", *map(str, range(1, count + 1))], rows)
+
+
+def flattening() -> str:
+    """The mean accuracy of content codes over the training."""
+    rows = []
+    steps: list[float] = []
+    for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
+        line = lines[0]
+        points = line["curve"]
+        steps = [step / line["steps"] for step in line["curve steps"]]
+        for sample in (SAMPLES[0], SAMPLES[2]):
+            cells = [f"{100 * float(np.mean(point[sample]['right'][1:])):.0f}" for point in points]
+            rows.append([f"{data}, {name}: {sample}", *cells])
+    return table(["share of the steps", *(f"{100 * step:.0f} %" for step in steps)], rows)
+
+
+def last_and_best() -> str:
+    rows = []
+    for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
+        for line in lines:
+            last = method_of(line, "genius-r", 30)
+            cells = [f"{data}, {name}, seed {line['seed']}", f"{last['mean']:.2f}"]
+            if "best" in line:
+                cells += [f"{method_of(line, 'genius-r', 30, 'best')['mean']:.2f}", f"{line['best step']:,}"]
+            else:
+                cells += ["the same", f"{line['steps']:,}"]
+            rows.append(cells)
+    return table(["GENIUS^R / dense, 30 beams", "last weights", "best weights", "at step"], rows)
+
+
+def modality() -> str:
+    """The first code learned, given, predicted or left out."""
+    rows = []
+    for (data, name), lines in groups(lines_of("modality")).items():
+        purity = [line["quantizer"]["purity"] for line in lines if "purity" in line["quantizer"]]
+        rows.append(
+            [
+                f"{data}, {name}",
+                str(len(lines)),
+                spread(purity, 3) if purity else "-",
+                spread([hit(line["last"]["dense"]) for line in lines], 1),
+                spread([hit(line["last"]["codes"]) for line in lines], 1),
+                spread([hit(method_of(line, "genius", 30)) for line in lines], 1),
+                spread([hit(method_of(line, "genius-r", 30)) for line in lines], 1),
+            ]
+        )
+    return table(["first code + content codes of 256", "seeds", "purity", "dense", "codes", "GENIUS", "GENIUS^R"], rows)
+
+
+def confusion(lines: list[Line]) -> str:
+    """Items of each modality by their first code, in percent, for each training."""
+    rows = []
+    for line in lines:
+        counts = np.array(line["quantizer"]["confusion"], float)
+        shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        for modality, values in zip(MODALITIES, shares, strict=True):
+            rows.append(
+                [f"{line['data']}, {line['row']}, seed {line['seed']}: {modality}", *(f"{value:.1f}" for value in values)]
+            )
+    return table(["items of a modality by first code, %", "1", "2", "3"], rows)
+
+
+def size_points() -> list[tuple[int, int, float, float, float]]:
+    """(products, codes per level, training pairs per code, share of GENIUS, share of GENIUS^R)."""
+    out = []
+    for line in lines_of("size"):
+        products = int(line["row"].partition(" ")[0].replace(",", ""))
+        codes = line["config"]["model"]["level_sizes"][-1]
+        plain = method_of(line, "genius", 30)["mean"]
+        reranked = method_of(line, "genius-r", 30)["mean"]
+        out.append((products, codes, line["train"]["pairs"] / codes, plain, reranked))
+    return sorted(out)
+
+
+def sizes() -> str:
+    points = size_points()
+    products = sorted({point[0] for point in points})
+    codes = sorted({point[1] for point in points})
+    rows = []
+    for count in products:
+        cells = []
+        for size in codes:
+            found = [point for point in points if point[:2] == (count, size)]
+            cells.append(f"{found[0][3]:.2f} / {found[0][4]:.2f} ({found[0][2]:,.0f})" if found else "-")
+        rows.append([f"{count:,} products", *cells])
+    return table(["GENIUS / GENIUS^R, share of dense (pairs per code)", *(f"4 x {size:,}" for size in codes)], rows)
+
+
+def baselines() -> str:
+    rows = []
+    for (data, name), lines in groups(lines_of("baselines")).items():
+        line = lines[0]
+        best = method_of(line, name, 50)
+        config = line["config"]
+        ends = [point["codes"] for point in line["curve"]]
+        middle = ends[int(0.8 * len(ends))]
+        rows.append(
+            [
+                f"{data}, {name}",
+                f"{len(config['level_sizes'])} x {max(config['level_sizes']):,}",
+                f"{hit(line['last']['dense']):.1f}",
+                f"{hit(best):.1f}",
+                f"{best['mean']:.2f}",
+                f"{best['queries/s']:,.0f}",
+                f"{100 * middle:.0f}, {100 * ends[-1]:.0f}",
+            ]
+        )
+    header = ["identifiers, 50 beams", "codes", "dense", "hit@5", "share of dense", "queries/s"]
+    return table([*header, "codes right in training at 80 and 100 % of the steps, %"], rows)
+
+
+def further() -> str:
+    rows = []
+    for (data, name), lines in groups(lines_of("tables")).items():
+        count = max(50 if has(line, "genius@50", 50) else 30 for line in lines)
+        rows.append(
+            [
+                f"{data}, {name}",
+                spread([hit(line["last"]["dense"]) for line in lines], 1),
+                spread([hit(line["last"]["codes"]) for line in lines], 1),
+                spread([hit(method_of(line, "genius", count)) for line in lines], 1),
+                spread([hit(method_of(line, "genius-r", count)) for line in lines], 1),
+            ]
+        )
+    return table(["row", "dense", "codes", "GENIUS", "GENIUS^R"], rows)
+
+
+def draw() -> bytes:
+    """Share of dense against training pairs per code."""
+    from lab.paper.table import plots, png
+
+    figure, axes = plots(9, 4, 2)
+    points = size_points()
+    for place, (title, column) in zip(axes[0], (("GENIUS", 3), ("GENIUS^R", 4)), strict=True):
+        for size in sorted({point[1] for point in points}):
+            mine = [point for point in points if point[1] == size]
+            place.plot([point[2] for point in mine], [point[column] for point in mine], marker="o", label=f"4 x {size:,}")
+        place.axvline(1_100_000 / 4096, color="grey", linestyle=":", label="M-BEIR, 4,096")
+        place.set_xscale("log")
+        place.set_ylim(0, 1.1)
+        place.set_xlabel("training pairs per code")
+        place.set_ylabel("share of dense hit@5")
+        place.set_title(title)
+    axes[0][-1].legend(fontsize=8, frameon=False)
+    return png(figure)
+
+
+def joined(paths: list[Path]) -> Line:
+    """Results of several calls as one, each row once, the first that has it."""
+    out: Line = {"about": [], "lines": []}
+    known: set[tuple[str, str, str, int]] = set()
+    for path in paths:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        out["about"].append(body["about"])
+        for line in body["lines"]:
+            key = (line["part"], line["row"], line["data"], line["seed"])
+            if key not in known:
+                known.add(key)
+                out["lines"].append(shortened(line))
+    return out
+
+
+def shortened(line: Line) -> Line:
+    """A line with nine points of its curve and no intervals of shares."""
+    out = json.loads(json.dumps(line))
+    if "looks" in out:
+        kept = sorted(set(np.linspace(0, len(out["curve"]) - 1, KEPT_LOOKS).round().astype(int).tolist()))
+        out["curve steps"] = [out["looks"][i] for i in kept]
+        out["curve"] = [out["curve"][i] for i in kept]
+        out["training"] = [{"step": one["step"], "nats": one["nats"], "codes": one["codes"]} for one in out["training"]]
+        del out["looks"]
+    for found in (out.get("last", {}), out.get("best", {})):
+        for figures in (*found.values(), *found.get("local", {}).values(), *found.get("fused", {}).values()):
+            for name in ("share", "touched", "bytes"):
+                figures.pop(name, None)
+    return dict(out)
+
+
+def pretty(body: Line) -> str:
+    """JSON with one line for every list of numbers and every short table."""
+    text = json.dumps(body, indent=1)
+    flat = re.compile(r"[\[{]\s*[^\[\]{}]*?\s*[\]}]")
+    return flat.sub(lambda match: re.sub(r"\s*\n\s*", " ", match.group()) if len(match.group()) < 1500 else match.group(), text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="*")
+    args = parser.parse_args()
+    if args.results:
+        RESULTS.write_text(pretty(joined(args.results)) + "\n", encoding="utf-8")
+    if size_points():
+        PLOT.write_bytes(draw())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The paper's recipes at their own code sizes: the program runs at a tiny size, goes on, and its report reads what it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from genius.model.config import QuantizerConfig
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
+from genius.train.config import Schedule, read_train_config
+from genius.train.generator import Batch, GeneratorStage, generator_config
+from lab.paper import published, published_report
+from lab.paper.published import Row, narrowed, rows_of
+from lab.paper.timed import RATE, TimedGenerator
+
+PARTS = ("published", "paper", "modality", "size", "baselines", "tables")
+TINY = {
+    "model.projection": 8, "model.hidden": 8, "model.width": 8, "model.prefix_tokens": 2,
+    "encoder.batch": 32, "quantizer.batch": 32, "generator.batch": 16, "quantizer.kmeans_iterations": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> Path:
+    """Made-up fashion vectors of 60 products."""
+    folder, random = tmp_path / "features", np.random.default_rng(0)
+    folder.mkdir()
+    products = 60
+    np.save(folder / "images-0.npy", random.standard_normal((products, 10)).astype(np.float16))
+    np.save(folder / "texts.npy", random.standard_normal((2 * products, 6)).astype(np.float16))
+    asked = [(task, p) for task in range(4) for p in range(products)]
+    queries = [(task, -1 if task in (0, 2) else p, products + p, [p], int(p % 6 == 0)) for task, p in asked]
+    meta = {"titles": list(range(products)), "test": list(range(0, products, 6)), "queries": queries, "texts": 2 * products}
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return folder
+
+
+def test_the_most_important_rows_come_first() -> None:
+    rows = rows_of(PARTS, ("fashion", "icons"))
+    assert [(row.part, row.data, row.seed) for row in rows[:3]] == [
+        ("published", "fashion", 0), ("published", "icons", 0), ("published", "fashion", 1),
+    ]  # fmt: skip
+    assert len({row.key for row in rows}) == len(rows) and [row.part for row in rows] == sorted(
+        [row.part for row in rows], key=PARTS.index
+    )
+    short = rows_of(("short",), ("fashion", "icons"))
+    assert [row.name for row in short[:4]] == ["nearest + 4", "given + 4", "none + 4", "grace-structured"]
+    assert sorted(row.key for row in short) == sorted(
+        row.key for row in rows_of(("modality", "size", "baselines"), ("fashion", "icons"))
+    )
+    content = {row.name: row.changes["model.level_sizes"] for row in rows if row.part == "modality"}
+    for count in (3, 4):  # equally many content codes, with a first code and without
+        assert [256] * count == content[f"none + {count}"] == content[f"nearest + {count}"][1:] == content[f"given + {count}"][1:]
+
+
+def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "VALIDATION_QUERIES", 20)
+    monkeypatch.setattr(published, "LOOKS", 2)
+    monkeypatch.setattr(published.loop, "LOOKS", 2)
+    monkeypatch.setattr(published, "BEAMS", (1, 30))
+    chosen = [
+        Row("published", "published 4096 x 9", "fashion", beams=(1, 5, 10, 30, 50)),
+        Row("modality", "none + 3", "fashion", changes={"model.level_sizes": [4, 4, 4], "model.modality_code": "none"}),
+        Row("size", "30 products, 4 codes", "fashion", changes={"model.level_sizes": [3, 4, 4]}, products=30),
+        Row("baselines", "grace-atomic", "fashion", baseline="grace-atomic", beams=(30, 50)),
+        Row("baselines", "irgen", "fashion", baseline="irgen", beams=(30, 50)),
+    ]
+    settings = published.Settings({"fashion": features}, tmp_path, 1e6, "nano", 6, TINY, queries=5)
+    results = published.Results(tmp_path / "out.json", {"commit": "none"})
+    for row in chosen:
+        results.add(published.run_row(settings, row))
+    first, none, size, atomic, irgen = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["lines"]
+    assert {"dense", "codes", "genius@1", "genius-r@50", "local", "fused"} <= set(first["last"])
+    assert len(first["curve"]) == 2 == first["looks"][-1] and set(first["curve"][0]) == {
+        "training queries",
+        "items",
+        "unseen queries",
+    }
+    levels = len(first["config"]["model"]["level_sizes"])
+    assert all(len(values["right"]) == levels for point in first["curve"] for values in point.values())
+    assert np.array(first["quantizer"]["confusion"]).sum() == 180 and 1 / 3 <= first["quantizer"]["purity"] <= 1
+    assert len(first["survival"]["levels"]) == levels and "purity" not in none["quantizer"]
+    assert size["test"]["pool"] == 90 and first["test"]["pool"] == 180
+    assert atomic["config"]["level_sizes"] == [180] and len(irgen["config"]["level_sizes"]) == 4
+    assert atomic["curve"][-1]["step"] == 2 and "genius" not in atomic["last"]
+    assert len(list(tmp_path.glob("parts-*.pt"))) == 1
+    known = published.Results(tmp_path / "out.json", {}).keys()  # of a second call
+    assert {row.key for row in chosen} == known
+
+    monkeypatch.setattr(published_report, "RESULTS", tmp_path / "joined.json")
+    monkeypatch.setattr(published_report, "PLOT", tmp_path / "plot.png")
+    monkeypatch.setattr(sys, "argv", ["published_report", str(tmp_path / "out.json"), str(tmp_path / "out.json")])
+    published_report.main()
+    assert len(published_report.lines_of("baselines")) == 2  # each row once
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    report = published_report
+    for part in (report.recipes, report.beams, report.survival, report.curves, report.flattening, report.last_and_best,
+                 report.modality, report.sizes, report.baselines, report.further):  # fmt: skip
+        assert part().count("\n") >= 1
+    assert "30 products" in report.sizes() and report.confusion(report.lines_of("published")).count("\n") == 4
+
+
+def test_a_row_of_one_task_trains_and_tests_on_it(features: Path) -> None:
+    parts = published.parts_of("fashion", features, None, 20)
+    alone = narrowed(parts, Row("tables", "task 2 alone", "fashion", task=2))
+    assert set(alone.train.tasks.tolist()) == {2} == set(alone.test.tasks.tolist())
+    assert len(alone.test.pool) == len(parts.test.pool)
+
+
+def test_what_is_there_at_the_deadline_is_measured(features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "VALIDATION_QUERIES", 20)
+    settings = published.Settings({"fashion": features}, tmp_path, 1e6, "nano", 6, TINY, deadline=0.0, queries=5)
+    told: list[dict[str, object]] = []
+    found = published.run_row(settings, Row("published", "x", "fashion", beams=(1, 5, 10, 30, 50)), told.append)
+    assert found["steps"] == 1 and "genius-r@50" in found["last"] and "genius@5" in found["last"]
+    assert "purity" in told[0]["quantizer"] and "last" not in told[0]  # before stage 3 begins
+    results = published.Results(tmp_path / "out.json", {})
+    for entry in told:
+        results.add({**entry, "seed": 0})
+    assert len(results.lines) == 1 and results.keys()  # the newest of each row
+    assert published.loop.learning_rate is RATE
+
+
+def test_the_learning_rate_follows_the_clock() -> None:
+    stage = TimedGenerator.__new__(TimedGenerator)
+    schedule = Schedule(warm_up=500)
+    stage.__dict__.update(started=time.time() - 50, deadline=time.time() + 50)
+    assert stage.learning_rate(schedule, 10_000, 100) == pytest.approx(101 / 500)
+    assert stage.learning_rate(schedule, 10_000, 600) == pytest.approx(RATE(schedule, 10_000, 5000), abs=0.01)
+    assert stage.learning_rate(schedule, 10_000, 9000) == RATE(schedule, 10_000, 9000)
+    stage.__dict__.update(deadline=float("inf"))
+    assert stage.learning_rate(schedule, 10_000, 600) == RATE(schedule, 10_000, 600)
+
+
+def test_one_product_is_the_same_loss() -> None:
+    config = read_train_config("builtin:published", {
+        "model.level_sizes": [3, 5, 6], "model.width": 8, "model.projection": 8, "model.hidden": 8, "model.decoder": "nano",
+    })  # fmt: skip
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 5, 6), "nearest"))
+    torch.manual_seed(0)
+    generator = Generator(generator_config(config.model), quantizer).eval()
+    codes = torch.stack([torch.randint(size, (70,)) for size in (3, 5, 6)], 1)
+    stage = TimedGenerator.__new__(TimedGenerator)
+    torch.nn.Module.__init__(stage)
+    stage.generator, stage.recipe = generator, config.model.constants
+    batch = Batch(torch.nn.functional.normalize(torch.randn(70, 8), dim=1), codes, ())
+    mine, logs = stage(batch)
+    other, theirs = GeneratorStage.forward(stage, batch)
+    assert torch.allclose(mine, other, atol=1e-5) and torch.allclose(logs["nats"], theirs["nats"], atol=1e-5)
