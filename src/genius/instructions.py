@@ -315,9 +315,7 @@ def _target(
     return first.modality
 
 
-def _wants_entry(
-    words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality
-) -> bool:
+def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality) -> bool:
     """Whether something with parts is wanted: *entries with a picture*, *the page that this photo is from*.
 
     It is the first noun that may be wanted; and parts are named, shown and described, or the query is an image, which is one.
