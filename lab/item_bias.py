@@ -40,7 +40,7 @@ from genius.model.bias_choice import (
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.query_bank import TEMPERATURE, QueryBank
+from genius.model.query_bank import FEWEST, TEMPERATURE, QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.calibration import (
     MOST_QUERIES,
@@ -62,6 +62,10 @@ JUDGED_WEIGHTS = (0.5, 0.65, 0.8)
 DRAWS = 4
 BANK_SIZES = (100, 500, 2000, 8000)
 BENCHMARKS = ("fashion", "icons")
+PARTS = ("banks", "existence", "added", "cost")
+TESTED = 4000  # test queries of which existence is asked
+ORACLE = "whether the first hit is a positive (an oracle)"
+NEAREST = 20  # queries of the bank around a query
 TENTHS = 10  # of the items, which take turns in being added
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
 JUDGED = Path("lab/results/bank_size.json")
@@ -302,7 +306,7 @@ def _hits_at_5(scores: Floats, positives: Sequence[Ints]) -> int:
     return int(((scores > best[:, None]).sum(1) < 5).sum())
 
 
-def measure(work: Path) -> dict[str, Any]:
+def measure(work: Path, parts: Sequence[str]) -> dict[str, Any]:
     """Banks that an index learns from, a foreign one, items added after biases were computed, existence, cost: one training."""
     about = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))
     bench = Bench(work / "vectors", about["seed"])
@@ -310,16 +314,20 @@ def measure(work: Path) -> dict[str, Any]:
     model = empty_model(about)
     lines: list[dict[str, Any]] = []
     rows = np.flatnonzero(bench.unseen)
-    plain = replace(FLAT, item_bias=False)
-    reference = bench.hits(bench.engine(bank, bank, model, rows), rows, plain, True)
-    bank_lines(bench, bank, model, rows, Lines(lines, reference, "unseen", len(rows)))
-    for share in ADDED:
-        added_later(bench, bank, model, rows, share, lines)
-    run = {"benchmark": about["benchmark"], "seed": about["seed"], "lines": lines}
-    run["existence"] = existence(bench, bank, model, ("unseen",))
+    run: dict[str, Any] = {"benchmark": about["benchmark"], "seed": about["seed"], "lines": lines}
     engine = bench.engine(bank, bank, model, rows)
-    assert engine.item_bias is not None
-    run["cost"] = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(bank)} | search_cost(bench, engine)
+    if "banks" in parts:
+        reference = bench.hits(engine, rows, replace(FLAT, item_bias=False), True)
+        bank_lines(bench, bank, model, rows, Lines(lines, reference, "unseen", len(rows)))
+    if "existence" in parts:
+        run["existence"] = existence(bench, bank, model, ("unseen",))
+    if "added" in parts:
+        for share in ADDED:
+            added_later(bench, bank, model, rows, share, lines)
+    if "cost" in parts:
+        assert engine.item_bias is not None
+        cost = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(bank)}
+        run["cost"] = cost | search_cost(bench, engine)
     return run
 
 
@@ -446,6 +454,7 @@ def existence(bench: Bench, bank: QueryBank, model: Genius, pools: Sequence[str]
     flat = FLAT
     fitted_on: list[ResultLists] = []
     around: list[Floats] = []
+    expected: list[Floats] = []
     some = np.random.default_rng(0).permutation(len(bench.validation.z)) < MOST_QUERIES
     searched = _searched(bench.validation, some).joined(_searched(bench.held_out), MOST_QUERIES)
     for share in POOL_SHARES:
@@ -453,8 +462,13 @@ def existence(bench: Bench, bank: QueryBank, model: Genius, pools: Sequence[str]
         engine = bench.engine(bank, bank, model, rows)
         fitted_on.append(result_lists(engine, searched, rows, bench.modality[rows], flat))
         around.append(engine.background(searched.z))
-    fitted = fit(*ResultLists.cat(fitted_on))
-    further = _logistic(_with_background(ResultLists.cat(fitted_on), np.concatenate(around)), _labels(ResultLists.cat(fitted_on)))
+        expected.append(_of_bank(bank, bench.items[rows], bench.modality[rows], searched))
+    together = ResultLists.cat(fitted_on)
+    fitted = fit(*together)
+    background_of = np.concatenate(around)
+    bank_of = np.concatenate(expected)
+    further = _logistic(_with_background(together, background_of), _labels(together))
+    by_bank = _logistic(_with_bank(together, background_of, bank_of), _labels(together))
     out: dict[str, Any] = {"depth": DEPTH, "pool_shares": POOL_SHARES, "fitted_on": len(searched.z)}
     for candidates in pools:
         rows = every
@@ -463,6 +477,8 @@ def existence(bench: Bench, bank: QueryBank, model: Genius, pools: Sequence[str]
         engine = bench.engine(bank, bank, model, rows)
         there = set(rows.tolist())
         counted = np.array([there.issuperset(own) for own in bench.test.positives])
+        left_out = np.random.default_rng(0).permutation(np.flatnonzero(counted))[TESTED:]
+        counted[left_out] = False
         test = _searched(bench.test, counted)
         lists = result_lists(engine, test, rows, bench.modality[rows], flat)
         plain = result_lists(engine, test, rows, bench.modality[rows], replace(flat, item_bias=False))
@@ -473,9 +489,15 @@ def existence(bench: Bench, bank: QueryBank, model: Genius, pools: Sequence[str]
             "z-score of the first hit": _z_scores(plain, background),
             "probability": np.concatenate(answer_probabilities(fitted, lists)),
             "probability, with z-scores and entropy": _with_background(lists, background) @ np.array(further),
+            "probability, with these and the query bank": _with_bank(
+                lists, background, _of_bank(bank, bench.items[rows], bench.modality[rows], test)
+            )
+            @ np.array(by_bank),
+            ORACLE: _both(lists.positive, 0 * lists.positive)[:, 0].astype(float),
         }
         tasks = np.tile(bench.test.tasks[counted], 2)
         signals = {name: _signal(value, labels, tasks) for name, value in values.items()}
+        del signals[ORACLE]["hopeless_rejected_at_95_kept"]  # two values have no such threshold
         out[candidates] = {"queries": int(counted.sum()), "items": len(rows), "signals": signals}
         if bench.foreign is not None:
             texts = bench.test.modality[counted] == int(Modality.TEXT)
@@ -549,6 +571,36 @@ def _with_background(lists: ResultLists, background: Floats) -> NDArray[np.float
     further = np.stack([_z_scores(lists, background) / 10, around[:, 0], around[:, 1], entropy], 1)
     known = _list_features(image, scores, modalities, first_bias)
     return np.concatenate([known, _grouped(image, modalities[:, 0], further)], 1)
+
+
+def _of_bank(bank: QueryBank, items: Floats, modality: Ints, queries: Searched) -> Floats:
+    """(Q, 3, 2) by target: best similarity in these items that the nearest queries of the bank have, and how near they are."""
+    out = np.zeros((len(queries.z), 3, 2), np.float32)
+    for target in range(3):
+        own = items[modality == target]
+        for query in range(3):
+            asked = np.flatnonzero(queries.modality == query)
+            known = bank.z[(bank.modality == query) & (bank.target == target)]
+            if len(known) < FEWEST or not len(own) or not len(asked):
+                continue
+            best = np.concatenate([(known[first : first + 512] @ own.T).max(1) for first in range(0, len(known), 512)])
+            similarity = queries.z[asked] @ known.T
+            nearest = np.argpartition(-similarity, NEAREST, axis=1)[:, :NEAREST]
+            near = np.take_along_axis(similarity, nearest, 1)
+            share = np.exp((near - near.max(1, keepdims=True)) / TEMPERATURE)
+            out[asked, target, 0] = (share * best[nearest]).sum(1) / share.sum(1)
+            out[asked, target, 1] = near.mean(1)
+    return out
+
+
+def _with_bank(lists: ResultLists, background: Floats, of_bank: Floats) -> NDArray[np.float64]:
+    """(2 Q, F) features of `_with_background`, and how the first hit compares with those of the nearest queries of the bank."""
+    first = _both(lists.modalities, lists.negative_modalities)[:, 0]
+    score = _both(lists.scores, lists.negative_scores)[:, 0]
+    image = _both(lists.has_image, lists.has_image)
+    own = np.concatenate([of_bank, of_bank])[np.arange(len(first)), first]
+    further = np.stack([score - own[:, 0], own[:, 1]], 1).astype(np.float64)
+    return np.concatenate([_with_background(lists, background), _grouped(image, first, further)], 1)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------
@@ -747,6 +799,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = commands.add_parser("measure")
     measured.add_argument("out", type=Path)
     measured.add_argument("runs", type=Path, nargs="+")
+    measured.add_argument("--parts", default=",".join(PARTS), help="what is measured, by commas")
     merged = commands.add_parser("merge")
     merged.add_argument("files", type=Path, nargs="+")
     sizes = commands.add_parser("sizes")
@@ -757,7 +810,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_foreign(args.icons, args.run, args.features, args.pack)
     elif args.command == "measure":
         for work in args.runs:
-            write_measured(work, args.out)
+            write_measured(work, args.out, args.parts.split(","))
     elif args.command == "merge":
         merge(args.files)
     elif args.command == "sizes":
@@ -778,9 +831,9 @@ def compact(body: dict[str, Any]) -> str:
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
 
 
-def write_measured(work: Path, out: Path) -> None:
+def write_measured(work: Path, out: Path, parts: Sequence[str]) -> None:
     """What `measure` says of one training."""
-    body = {"command": "python -m lab.item_bias measure", **run_details(), "device": "CPU", **measure(work)}
+    body = {"command": "python -m lab.item_bias measure", **run_details(), "device": "CPU", **measure(work, parts)}
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"item-bias-{body['benchmark']}-{body['seed']}.json"
     file.write_text(compact(body), encoding="utf-8")
