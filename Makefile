@@ -70,4 +70,4 @@ release: | $(BIN)/python  ## dist/: check version, changelog and wheel contents,
 	$(BIN)/python -m lab.release $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 clean:  ## remove what make and the demo made
-	rm -rf $(VENV) demo.genius demo-photos.genius demo.png runs build dist
+	rm -rf $(VENV) demo.genius runs build dist

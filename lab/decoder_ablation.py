@@ -463,10 +463,10 @@ def measure(args: argparse.Namespace) -> None:
         "features": lambda: ablation.add("decoder, training queries, features", trainings.features(test, bench)),
         "own modality": own_modality,
     }
-    for name, work in variants.items():
+    for name in args.variants.split(",") if args.variants else variants:
         start = time.monotonic()
         try:
-            work()
+            variants[name]()
         except Exception as error:  # the other variants are worth having
             results.note(f"failed_{name}", repr(error))
             print(name, repr(error), flush=True)
@@ -535,6 +535,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for folder in ("features", "work", "out"):
         running.add_argument(folder, type=Path)
     running.add_argument("--seed", type=int, default=0)
+    running.add_argument("--variants", help="their names, in order; default all")
     running.add_argument("--set", action="append", default=[], help="one field of the config, name=JSON")
     merging = commands.add_parser("merge")
     merging.add_argument("files", type=Path, nargs="+")

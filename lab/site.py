@@ -118,7 +118,7 @@ def export_tab(out: Path) -> None:
     """Export an index of our own drawings as a search in a browser tab."""
     from genius.export.web import export_web
     from genius.index import Index
-    from lab.draw.screenshots import build as build_index
+    from lab.pictograms import build as build_index
 
     with tempfile.TemporaryDirectory() as folder, Index.open(build_index(Path(folder))) as index:
         export_web(index, out)

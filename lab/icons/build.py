@@ -1,59 +1,67 @@
-"""`build_icons`: from package names to a finished benchmark folder. Interrupt it and call it again: it goes on."""
+"""`python -m lab icons OUT`: from package names to a finished benchmark folder in M-BEIR layout."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from genius.cli.common import command, emit
 from genius.errors import GeniusError
 from lab.icons.concepts import drop_copies, select
 from lab.icons.gather import gather
-from lab.icons.model import Material, Progress
-from lab.icons.render import render_all, restore
+from lab.icons.model import Material
+from lab.icons.render import render_all
 from lab.icons.tasks import make_bench
 from lab.icons.world import build_world
 from lab.icons.write import write_bench
 
 
-def _silent(stage: str, done: int, total: int) -> None:
-    return None
+@command
+def icons(
+    out: Annotated[Path, typer.Argument(help="Folder to write the benchmark into (M-BEIR layout).")],
+    sources: Annotated[Path | None, typer.Option(help="Folder of fetched packages; OUT/sources by default.")] = None,
+    size: Annotated[int, typer.Option(help="Width and height of the pictures in pixels.")] = 96,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON and nothing else.")] = False,
+) -> None:
+    """Build the icon benchmark: eight retrieval tasks from icon sets and dictionaries, fetched by name."""
+    stats = build_icons(out, gather(sources or out / "sources"), size)
+    if as_json:
+        emit(stats)
+        return
+    pool = sum(stats["candidates"].values())
+    typer.echo(
+        f"{stats['images']} drawings of {stats['concepts']} concepts by {stats['families']} hands; {pool} candidates in {out}"
+    )
+    for name, counts in stats["queries"].items():
+        typer.echo(f"  {name}: {counts['total']} questions")
 
 
-def build_icons(
-    out: Path,
-    *,
-    sources: Path,
-    size: int = 96,
-    limit: int | None = None,
-    workers: int = 2,
-    progress: Progress = _silent,
-    material: Material | None = None,
-) -> dict[str, Any]:
-    """Builds the icon benchmark below `out` in M-BEIR layout and returns its statistics.
+def build_icons(out: Path, material: Material, size: int = 96, workers: int = 2) -> dict[str, Any]:
+    """Write the benchmark and return its statistics.
 
-    `sources` keeps the fetched packages; `limit` draws only the first icons, to try things out; `material` replaces the
-    packages altogether.
+    Args:
+        out: The folder.
+        material: What it is made of.
+        size: Of the pictures in pixels.
+        workers: Processes that draw.
+
+    Raises:
+        GeniusError: If the size or the folder is no such thing, or the material holds no usable icon.
     """
     if not 16 <= size <= 1024:
         raise GeniusError(f"the picture size must be between 16 and 1024 pixels, not {size}")
     if out.exists() and not out.is_dir():
         raise GeniusError(f"{out} is a file: give a folder to write the benchmark into")
-    if material is None:
-        material = gather(sources, progress)
-    icons = select(material, limit)
-    if not icons:
+    chosen = select(material)
+    if not chosen:
         raise GeniusError("the sources hold no usable icon")
-    renders = render_all(icons, out, size, progress, workers)
-    kept, copies = drop_copies(icons, renders)
-    paths = {i.path for i in kept}
+    renders = render_all(chosen, out, size, workers)
+    kept, copies = drop_copies(chosen, renders)
+    paths = {icon.path for icon in kept}
     for dropped, _ in copies:
         if dropped.path not in paths:
             (out / dropped.path).unlink(missing_ok=True)
-    restore(sorted(paths), {i.path: i.svg for i in kept}, out, size)
-    progress("tasks", 0, 2)
     world = build_world(material, kept, copies, renders)
-    bench = make_bench(world, material.lexicon)
-    progress("tasks", 1, 2)
-    stats = write_bench(out, bench, world, material, kept, size)
-    progress("tasks", 2, 2)
-    return stats
+    return write_bench(out, make_bench(world, material.lexicon), world, material, kept, size)

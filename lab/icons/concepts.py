@@ -52,7 +52,7 @@ def split_of(group: str) -> str:
     return "train" if bucket < 0.85 else "val" if bucket < 0.90 else "test"
 
 
-def select(material: Material, limit: int | None) -> list[Icon]:
+def select(material: Material) -> list[Icon]:
     """The icons worth drawing: of things that two hands drew, that somebody described or that a dictionary knows."""
     families: dict[str, set[str]] = defaultdict(set)
     for icon in material.icons:
@@ -73,7 +73,7 @@ def select(material: Material, limit: int | None) -> list[Icon]:
         kept.append(icon)
     order = {id(icon): k for k, icon in enumerate(material.icons)}
     kept.sort(key=lambda i: order[id(i)])
-    return kept if limit is None else kept[:limit]
+    return kept
 
 
 def drop_copies(icons: Iterable[Icon], renders: dict[str, Render]) -> tuple[list[Icon], list[tuple[Icon, Icon]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.icons.apps import read_apps, theme_icons
 from lab.icons.lexicon import Lexicon, read_gcide, read_moby, read_wordnet
-from lab.icons.model import Icon, Material, Progress
+from lab.icons.model import Icon, Material
 from lab.icons.names import canonical, split_mods, strip_variant, words_of
 from lab.icons.sets import FILLED_BY_DEFAULT, GENERIC_STYLES, SET_STYLE, SETS, STYLE_NAMES, TONED, SetSpec
 from lab.icons.sources import Sources
@@ -22,30 +22,22 @@ _TONES = ("light", "medium-light", "medium", "medium-dark", "dark")
 _MAX_SVG = 14_000  # a drawing of more bytes costs more room in the archive than it teaches
 
 
-def gather(folder: Path, progress: Progress) -> Material:
+def gather(folder: Path) -> Material:
     """Fetches what is missing below `folder` and reads it all."""
     sources = Sources(folder)
-    steps = 7
-    progress("sources", 0, steps)
     iconify = sources.npm("@iconify/json")
     emoji = _read_emoji(sources.npm("emojibase-data"), sources.npm("emojilib"))
-    progress("sources", 1, steps)
     raw = [record for name, spec in SETS.items() for record in _read_set(iconify / "json" / f"{name}.json", name, spec, emoji)]
-    progress("sources", 2, steps)
     tags_by_icon, alias_names = _read_tags(sources)
-    progress("sources", 3, steps)
     wordnet = sources.debian("wordnet-base") / "usr/share/wordnet"
     synsets, senses = read_wordnet(wordnet)
     definitions = read_gcide(sources.debian("dict-gcide") / "usr/share/dictd")
     lexicon = Lexicon(synsets, senses, definitions, read_moby(sources.npm("moby") / "words.txt"))
-    progress("sources", 4, steps)
     apps = read_apps(sources.appstream())
     icons, aliases = name_icons(raw, lexicon)
-    progress("sources", 5, steps)
     known = {i.base for i in icons if i.kind == "brand"}
     found, apps = theme_icons(sources, apps, known)
     icons.extend(found)
-    progress("sources", 6, steps)
     concepts = {(i.set, i.name): i for i in icons}
     tags: dict[str, set[str]] = defaultdict(set)
     for (set_name, name), words in tags_by_icon.items():
@@ -71,7 +63,6 @@ def gather(folder: Path, progress: Progress) -> Material:
         for k, v in collections.items()
         if k in used
     ]
-    progress("sources", steps, steps)
     return Material(icons, dict(tags), aliases, lexicon, apps, provenance)
 
 

@@ -1,11 +1,10 @@
-"""The words of the icon benchmark: an icon, an application, the raw material and the options of a build.
+"""The words of the icon benchmark: an icon, an application and the raw material.
 
 Knows nothing of files, packages or rendering; every other module here speaks in these types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lab.icons.lexicon import Lexicon
@@ -22,9 +21,6 @@ TASKS: dict[int, tuple[str, str]] = {  # M-BEIR task id -> (query modality, cand
 }
 SPLITS = ("train", "val", "test")
 DATASET_ID = 20
-
-Progress = Callable[[str, int, int], None]
-"""Called as progress(stage, done, total)."""
 
 
 @dataclass(slots=True)

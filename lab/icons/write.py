@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 from collections import Counter, defaultdict
@@ -158,23 +157,11 @@ def _meta(icon: Icon, world: World) -> dict[str, Any]:
 
 
 def _archive(path: Path, kept: list[Icon]) -> None:
-    digest = hashlib.sha256("\n".join(f"{i.path} {i.svg}" for i in kept).encode()).hexdigest()
-    note = path.parent / ".render" / "archive.sha256"
-    if path.exists() and note.exists() and note.read_text() == digest:
-        return  # packing takes longer than everything else here
-    part = path.with_suffix(".part")
-    with lzma.open(part, "wt", encoding="utf-8", preset=6) as file:
+    with lzma.open(path, "wt", encoding="utf-8", preset=6) as file:
         for icon in kept:  # grouped by set: neighbours look alike and pack well
             file.write(json.dumps({"img_path": icon.path, "svg": icon.svg}, ensure_ascii=False) + "\n")
-    part.rename(path)
-    note.parent.mkdir(exist_ok=True)
-    note.write_text(digest)
 
 
 def _lines(path: Path, lines: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(line + "\n")
-    part.rename(path)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +181,18 @@ def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
 
 
 def train_baseline(
-    name: str, model: Genius, train: FeatureSet, test: FeatureSet, config: BaselineConfig, curve: list[dict[str, Any]]
+    name: str,
+    model: Genius,
+    train: FeatureSet,
+    test: FeatureSet,
+    config: BaselineConfig,
+    curve: list[dict[str, Any]],
+    ends: float = math.inf,
 ) -> tuple[Identifiers, Generator, _World]:
-    """A baseline's identifiers and generator; the lines of its training are added to `curve`."""
+    """A baseline's identifiers and generator; the lines of its training are added to `curve`. It ends at the time `ends`."""
     world = _World.of(model, train, test)
     ids = assign(name, world, model, config.seed)
-    return ids, train_generator(ids, world, model, config, curve), world
+    return ids, train_generator(ids, world, model, config, curve, ends), world
 
 
 def baseline_method(name: str, ids: Identifiers, generator: Generator, world: _World, beams: int) -> BeamMethod:
@@ -195,16 +203,22 @@ def baseline_method(name: str, ids: Identifiers, generator: Generator, world: _W
 
 
 def train_generator(
-    ids: Identifiers, world: _World, model: Genius, config: BaselineConfig, curve: list[dict[str, Any]] | None = None
+    ids: Identifiers,
+    world: _World,
+    model: Genius,
+    config: BaselineConfig,
+    curve: list[dict[str, Any]] | None = None,
+    ends: float = math.inf,
 ) -> Generator:
     """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
     import json
     import tempfile
 
     from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
-    from genius.train.generator import Frozen, GeneratorStage
+    from genius.train.generator import Frozen
     from genius.train.journal import METRICS, Journal
     from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
+    from lab.paper.timed import TimedGenerator, TimeUp
 
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
@@ -227,14 +241,17 @@ def train_generator(
     data = FeatureSet(questions, items, pairs.cpu(), [str(i) for i in range(len(questions))], [str(i) for i in range(len(items))])
     torch.manual_seed(config.seed)
     generator = Generator(shape)
-    stage = GeneratorStage(data, frozen, None, books, ModelConfig(), settings, config.seed, generator=generator)
+    stage = TimedGenerator(data, frozen, None, books, ModelConfig(), settings, config.seed, generator=generator)
+    stage.deadline = ends
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         run = RunConfig(patience=0, average=0.0, log_every=max(1, config.steps // LOOKS))
         runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed, run)
-        run_stage(stage, settings, runtime, folder / "checkpoint")
+        with suppress(TimeUp), stage.clock():
+            run_stage(stage, settings, runtime, folder / "checkpoint")
         if curve is not None:
-            lines = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+            written = (folder / METRICS).read_text(encoding="utf-8") if (folder / METRICS).exists() else ""
+            lines = [json.loads(line) for line in written.splitlines()]
             curve += [{name: line[name] for name in ("step", "nats", "code1", "codes")} for line in lines if "loss" in line]
     return stage.generator.eval()
 

@@ -9,6 +9,7 @@ modality   the first code learned (K1 = 3), given, predicted by a classifier or 
 size       number of products x codes per level
 baselines  GRACE's and IRGen's identifiers under the same decoder
 tables     rows of the supplement: shared codebooks, 8192 x 17, models of a single task
+short      modality, size and baselines, those that say most first
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
 towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
@@ -26,7 +27,7 @@ import queue
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from genius.model.genius import Genius
 from genius.train import loop
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
-from genius.train.generator import GeneratorStage, ValidationSet
+from genius.train.generator import ValidationSet
 from genius.train.handover import assemble, freeze, through_heads
 from genius.train.holdout import Split
 from genius.train.journal import METRICS, Journal
@@ -54,17 +55,18 @@ from lab.accuracy import summaries, without
 from lab.paper.baselines import BaselineConfig, baseline_method, train_baseline
 from lab.paper.fair import HEADS_WIDTH, Parts, parts_of, trained_once
 from lab.paper.survival import survival
+from lab.paper.timed import TimedGenerator, TimeUp
 
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
 VALIDATION_QUERIES = 600
-SAMPLE = 2000  # pairs and items behind each point of a curve
-TEST_QUERIES = 1000  # of each task, evenly spread
+SAMPLE = 1000  # pairs and items behind each point of a curve
+TEST_QUERIES = 800  # of each task, evenly spread
 SURVIVAL = 200  # queries of each task whose positives are followed through the beams
 AT_ONCE = 512  # queries searched together
 HEADS: dict[str, Any] = {
     "encoder.train": "heads",
-    "encoder.steps": 1000,
+    "encoder.steps": 500,
     "encoder.batch": 1024,
     "encoder.hard_negatives": 0,
     "encoder.modality_weight": 0.0,
@@ -72,18 +74,26 @@ HEADS: dict[str, Any] = {
 # What differs from the recipes' files, which are for 1.1 million queries and several GPUs.
 COMMON: dict[str, Any] = {"run.patience": LOOKS + 1, "model.width": HEADS_WIDTH}
 STAGES: dict[str, dict[str, Any]] = {
-    "builtin:published": {"quantizer.steps": 800, "generator.steps": 5000},
+    "builtin:published": {
+        "quantizer.steps": 800,
+        "quantizer.kmeans_iterations": 100,
+        "generator.steps": 6000,
+        "generator.batch": 512,
+        "generator.lr": 3e-4,
+    },
     "builtin:paper": {
         "quantizer.steps": 1500,
         "quantizer.batch": 1024,
         "quantizer.lr": 2e-4,
-        "generator.steps": 4000,
-        "generator.batch": 1024,
+        "generator.steps": 6000,
+        "generator.batch": 512,
+        "generator.lr": 3e-4,
     },
 }
-SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 2500, "generator.batch": 512, "generator.lr": 2e-4}
+SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 3000, "generator.batch": 512, "generator.lr": 4e-4}
 BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
-BASELINE_STEPS = 4000
+BASELINE_STEPS = 2500
+Tell = Callable[[dict[str, Any]], None]
 PRODUCTS = (24_000, 12_000, 6_000, 3_000)
 CODES = (64, 256, 1024, 4096)
 
@@ -118,6 +128,7 @@ def rows_of(parts: tuple[str, ...], sets: tuple[str, ...]) -> list[Row]:
         "size": _size_rows,
         "baselines": _baseline_rows,
         "tables": _table_rows,
+        "short": _short_rows,
     }
     return [row for part in parts for row in known[part](sets)]
 
@@ -147,7 +158,7 @@ def _modality_rows(sets: tuple[str, ...]) -> list[Row]:
 def _size_rows(sets: tuple[str, ...]) -> list[Row]:
     if "fashion" not in sets:
         return []
-    steps = {**SMALL, "generator.steps": 2500}
+    steps = {**SMALL, "generator.steps": 2000, "model.decoder": "mini"}
     return [
         Row(
             "size",
@@ -163,6 +174,27 @@ def _size_rows(sets: tuple[str, ...]) -> list[Row]:
 
 def _baseline_rows(sets: tuple[str, ...]) -> list[Row]:
     return [Row("baselines", name, data, baseline=name, beams=(30, 50)) for name in BASELINE_NAMES for data in sets]
+
+
+def _short_rows(sets: tuple[str, ...]) -> list[Row]:
+    """The rows that say most, for a call in which not all end: each kind once, then seeds and further sizes."""
+    modality = _modality_rows(sets)
+    size = _size_rows(sets)
+    baselines = _baseline_rows(sets)
+
+    def pick(rows: list[Row], *names: str, data: str = sets[0], seed: int = 0) -> list[Row]:
+        return [row for name in names for row in rows if (row.name, row.data, row.seed) == (name, data, seed)]
+
+    def sizes(products: int) -> list[Row]:
+        return [row for row in size if row.products == products]
+
+    out = pick(modality, "nearest + 4", "given + 4", "none + 4")
+    out += pick(baselines, "grace-structured", "grace-atomic", "irgen")
+    out += [*sizes(PRODUCTS[0])[:3], *sizes(PRODUCTS[-1])[1:3]]
+    out += pick(modality, "nearest + 3", "given + 3", "none + 3")
+    out += pick(baselines, "grace-semantic", "grace-numeric")
+    known = [row for part in (modality, size, baselines) for row in part]
+    return out + [row for row in known if row not in out]
 
 
 def _table_rows(sets: tuple[str, ...]) -> list[Row]:
@@ -190,10 +222,13 @@ class Settings:
     deadline: float = math.inf  # of `time.time`: stage 3 ends then, and what it has is measured
     shortest: float = 20.0  # seconds before the deadline in which no row is begun
     queries: int = TEST_QUERIES
+    budget: float = math.inf  # seconds of stage 3, of rows that are not at the paper's own sizes
 
-
-class TimeUp(Exception):
-    """Stage 3 has reached the deadline."""
+    def ends(self, row: Row) -> float:
+        """When the training of a row's decoder ends at the latest."""
+        if row.part in ("published", "paper"):
+            return self.deadline
+        return min(self.deadline, time.time() + self.budget)
 
 
 def prepared(settings: Settings, data: str, device: torch.device) -> Parts:
@@ -280,19 +315,22 @@ def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) ->
         try:
             run_stage(stage, part, Runtime(make_accelerator("auto"), journal, seed, run), Path(folder) / "checkpoint")
         except TimeUp:
-            print(f"{stage.name}: the time was up before its {part.steps} steps were", flush=True)
-        lines = [json.loads(line) for line in (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()]
+            stage.eval()
+            with torch.no_grad():
+                stage.quick()
+        metrics = Path(folder) / METRICS
+        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
     stage.eval()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # other jobs share the GPU
     return lines
 
 
-class WatchedGenerator(GeneratorStage):
+class WatchedGenerator(TimedGenerator):
     """Stage 3 with a curve: nats and accuracy of every code on training queries, on items and on unseen queries."""
 
     samples: dict[str, tuple[Tensor, Tensor]]  # name -> z (n, D), codes (n, M)
-    deadline: float = math.inf
+    told: Callable[[], None] = staticmethod(lambda: None)  # called after every look
 
     def watch(self, data: FeatureSet, held: ValidationSet) -> None:
         """Choose what the curve is about."""
@@ -309,21 +347,27 @@ class WatchedGenerator(GeneratorStage):
             "unseen queries": (held.queries[unseen[:, 0]], held.codes[unseen[:, 1]]),
         }
         self.curve: list[dict[str, Any]] = []
-        self.last: dict[str, Tensor] = {}
+        self.looks: list[int] = []
+        self.values: list[float] = []
+        self.best: dict[str, Tensor] = {}
 
     def quick(self) -> float | None:
-        """Mean accuracy of the content codes on unseen queries: it starts at chance, and rises when codes are learned."""
+        """Look at the weights. They are judged by the mean accuracy of the content codes on unseen queries, which starts at
+        chance and rises when codes are learned. The last weights stay; the best ones are kept beside them."""
         point: dict[str, Any] = {}
         for name, (z, codes) in self.samples.items():
             nats, right = self._code_metrics(z, codes)
             point[name] = {"nats": rounded(nats), "right": rounded(right)}
-        self.curve.append(point)
-        self.last = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
-        if time.time() > self.deadline and len(self.curve) < LOOKS:
-            raise TimeUp
         right = point["unseen queries"]["right"]
         content = right[1:] if len(right) > 1 else right
-        return float(sum(content) / len(content))
+        value = float(sum(content) / len(content))
+        if value > max(self.values, default=-1.0):
+            self.best = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        self.curve.append(point)
+        self.looks.append(self.step + 1)
+        self.values.append(value)
+        self.told()
+        return None
 
 
 def rounded(values: Tensor) -> list[float]:
@@ -345,8 +389,8 @@ def second_stage(settings: Settings, row: Row, config: TrainConfig, parts: Parts
     return stage.to(device).eval()
 
 
-def run_row(settings: Settings, row: Row) -> dict[str, Any]:
-    """Train and measure one row."""
+def run_row(settings: Settings, row: Row, tell: Tell = lambda _: None) -> dict[str, Any]:
+    """Train and measure one row; `tell` is called with what is known before the whole is."""
     loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage
     start = time.monotonic()
     device = torch.device(make_accelerator("auto").device)
@@ -356,16 +400,22 @@ def run_row(settings: Settings, row: Row) -> dict[str, Any]:
         "train": {"queries": len(parts.train.queries), "pairs": len(parts.train.pairs), "pool": len(parts.train.pool)},
         "test": {"queries": len(parts.test.queries), "pool": len(parts.test.pool)},
     }
+
+    def whole(found: dict[str, Any]) -> dict[str, Any]:
+        took = {name: round(value, 1) for name, value in seconds.items()}
+        return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
+
     if row.baseline:
         found = run_baseline(settings, row, parts, device, seconds)
     else:
-        found = run_genius(settings, row, parts, device, seconds)
+        found = run_genius(settings, row, parts, device, seconds, lambda found: tell(whole(found)))
     seconds["all"] = time.monotonic() - start
-    took = {name: round(value, 1) for name, value in seconds.items()}
-    return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
+    return whole(found)
 
 
-def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+def run_genius(
+    settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float], tell: Tell
+) -> dict[str, Any]:
     config = _config(settings, row)
     begun = time.monotonic()
     second = second_stage(settings, row, config, parts, device)
@@ -376,48 +426,57 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
     assert held is not None
     third = WatchedGenerator(parts.train, frozen, held, second.quantizer, config.model, config.generator, row.seed)
     third.watch(parts.train, held)
-    third.deadline = settings.deadline
-    lines = train_stage(third, config, config.run, row.seed)
+    third.deadline = settings.ends(row)
+    report = quantizer_report(second, parts.test)
+
+    def known() -> dict[str, Any]:
+        return {
+            "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
+            "base": row.base,
+            "quantizer": report,
+            "looks": third.looks,
+            "validation": [round(value, 4) for value in third.values],
+            "curve": third.curve,
+        }
+
+    tell(known())
+    third.told = lambda: tell(known())  # type: ignore[method-assign]
+    with third.clock():
+        lines = train_stage(third, config, replace(config.run, patience=LOOKS + 1), row.seed)
     seconds["stage 3"] = time.monotonic() - begun
-    if len(third.curve) < LOOKS // 4:
-        raise TimeUp(f"{len(third.curve)} of {LOOKS} parts of stage 3 were done")
-    out: dict[str, Any] = {
-        "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
-        "base": row.base,
-        "quantizer": quantizer_report(second, parts.test),
-        "training": [
-            {"step": line["step"], **{name: round(line[name], 4) for name in ("nats", "codes", "code1") if name in line}}
-            for line in lines
-            if "loss" in line
-        ],
-        "warnings": [line["warning"] for line in lines if "warning" in line],
-        "looks": [line["step"] for line in lines if "validation" in line],
-        "validation": [round(line["validation"], 4) for line in lines if "validation" in line],
-        "curve": third.curve,
-        "share of the steps": len(third.curve) / LOOKS,
-    }
+    out = {**known(), "steps": third.looks[-1]}
+    out["training"] = [
+        {"step": line["step"], **{name: round(line[name], 4) for name in ("nats", "codes", "code1") if name in line}}
+        for line in lines
+        if "loss" in line
+    ]
+    out["warnings"] = [line["warning"] for line in lines if "warning" in line]
     begun = time.monotonic()
-    best = {name: tensor.detach().clone() for name, tensor in third.state_dict().items()}
-    third.load_state_dict(third.last)
-    out["last"] = measured(assemble(config, second, third), parts.test, row, ("universal",), settings.queries, codes=True)
+    main_row = replace(row, beams=row.beams[-2:])  # the most important numbers of beams first
+    out["last"] = measured(assemble(config, second, third), parts.test, main_row, ("universal",), settings.queries, codes=True)
+    seconds["search"] = time.monotonic() - begun
+    tell(out)
     beams = max(row.beams)
     out["survival"] = {"beams": beams, "levels": survival(assemble(config, second, third), parts.test, beams, SURVIVAL)}
+    out["best step"] = third.looks[max(range(len(third.looks)), key=lambda i: (third.values[i], -i))]
     if row.part in ("published", "paper"):
-        torch.save(third.state_dict(), settings.work / f"third-{row.part}-{row.data}-{row.seed}.pt")
-        out["last"]["local"] = measured(
-            assemble(config, second, third), parts.test, replace(row, beams=(30,)), ("local",), settings.queries
+        fewer = measured(
+            assemble(config, second, third), parts.test, replace(row, beams=row.beams[:-2]), ("universal",), settings.queries
         )
+        out["last"].update({name: values for name, values in fewer.items() if name != "dense"})
+        tell(out)
         fused = assemble(config, second, third)
         fused.config = replace(fused.config, rerank_embedding="fused")
         out["last"]["fused"] = measured(fused, parts.test, replace(row, beams=(30,)), ("universal",), settings.queries)
-    steps = out["looks"]
-    best_look = max(range(len(steps)), key=lambda i: (out["validation"][i], -i), default=0)
-    if len(third.curve) == LOOKS and best_look + 1 < len(steps):
-        out["best step"] = steps[best_look]
-        third.load_state_dict(best)
-        out["best"] = measured(
-            assemble(config, second, third), parts.test, replace(row, beams=(30,)), ("universal",), settings.queries
-        )
+        if out["best step"] != out["steps"]:
+            last = {name: tensor.detach().clone() for name, tensor in third.state_dict().items()}
+            third.load_state_dict(third.best)
+            model = assemble(config, second, third)
+            out["best"] = measured(model, parts.test, replace(row, beams=(30,)), ("universal",), settings.queries)
+            third.load_state_dict(last)
+        tell(out)
+        model = assemble(config, second, third)
+        out["last"]["local"] = measured(model, parts.test, replace(row, beams=(30,)), ("local",), settings.queries)
     seconds["search"] = time.monotonic() - begun
     return out
 
@@ -479,11 +538,12 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
     )
     model = Genius(blank).to(device)
     steps = max(LOOKS, round(BASELINE_STEPS / settings.scale))
-    batch = min(1024, len(parts.train.queries))
+    batch = min(512, len(parts.train.queries))
     begun = time.monotonic()
     curve: list[dict[str, Any]] = []
     config = BaselineConfig(steps=steps, batch=batch, lr=5e-4, seed=row.seed)
-    ids, generator, world = train_baseline(row.baseline, model, parts.train, parts.test, config, curve)
+    ends = settings.ends(row)
+    ids, generator, world = train_baseline(row.baseline, model, parts.train, parts.test, config, curve, ends)
     seconds["training"] = time.monotonic() - begun
     begun = time.monotonic()
     methods = [baseline_method(row.baseline, ids, generator, world, beams) for beams in row.beams]
@@ -508,12 +568,13 @@ def work(settings: Settings, rows: list[Row], todo: Any, done: Any) -> None:
             return
         row = rows[number]
         try:
-            entry = run_row(settings, row)
+            entry = {**run_row(settings, row, done.put), "whole": True}
         except Exception as error:
             where = traceback.format_exc().strip().splitlines()[-6:]
             entry = {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed}
             entry["error"] = f"{type(error).__name__}: {error}"
             entry["where"] = where
+            entry["whole"] = True
         done.put(entry)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -530,10 +591,14 @@ class Results:
             self.lines = json.loads(path.read_text(encoding="utf-8"))["lines"]
 
     def keys(self) -> set[str]:
-        return {f"{line['part']} | {line['row']} | {line['data']} | {line['seed']}" for line in self.lines}
+        """Of rows that were measured."""
+        return {f"{line['part']} | {line['row']} | {line['data']} | {line['seed']}" for line in self.lines if "last" in line}
 
     def add(self, entry: dict[str, Any]) -> None:
-        self.lines.append(entry)
+        """Add a row, or replace it by what is known of it now."""
+        key = [entry[name] for name in ("part", "row", "data", "seed")]
+        others = [line for line in self.lines if [line[name] for name in ("part", "row", "data", "seed")] != key]
+        self.lines = [*others, entry]
         self.write()
 
     def write(self) -> None:
@@ -568,7 +633,7 @@ def run_all(settings: Settings, rows: list[Row], results: Results, processes: in
                 print("all processes have ended", flush=True)
                 break
             continue
-        missing -= 1
+        missing -= entry.pop("whole", False)
         told = " ".join(entry.get("where", [])) + entry["error"] if "error" in entry else summary(entry)
         print(f"{left:5.0f} s left  {entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {told}", flush=True)
         if "error" not in entry:
@@ -579,7 +644,9 @@ def run_all(settings: Settings, rows: list[Row], results: Results, processes: in
 
 def summary(entry: dict[str, Any]) -> str:
     """One line for the log."""
-    found = entry["last"]
+    found = entry.get("last")
+    if found is None:
+        return f"in training, steps {entry['looks'][-1:]}, right {entry['validation'][-1:]}, {entry['seconds']}"
     shares = [f"{name} {values['mean']:.3f}" for name, values in found.items() if "mean" in values]
     purity = entry.get("quantizer", {}).get("purity")
     told = " ".join(shares)
@@ -603,6 +670,7 @@ def main() -> None:
     parser.add_argument("--decoder", default="", help="another size of the decoder, for a trial")
     parser.add_argument("--codes", type=int, default=0, help="at most so many codes per level, for a trial")
     parser.add_argument("--queries", type=int, default=TEST_QUERIES, help="test queries of each task, evenly spread")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of stage 3 of the rows with smaller codes")
     parser.add_argument("--commit", default="", help="that is run, where there is no git")
     parser.add_argument("--set", action="append", default=[], help="one field of every config, name=JSON, for a trial")
     args = parser.parse_args()
@@ -628,7 +696,9 @@ def main() -> None:
         place = args.work or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         deadline = time.time() + args.seconds - args.reserve
-        settings = Settings(features, place, args.scale, args.decoder, args.codes, fields, deadline, queries=args.queries)
+        settings = Settings(
+            features, place, args.scale, args.decoder, args.codes, fields, deadline, queries=args.queries, budget=args.budget
+        )
         if rows:
             run_all(settings, rows, results, min(args.processes, len(rows)), args.seconds)
     results.write()

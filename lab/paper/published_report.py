@@ -19,7 +19,7 @@ Line = dict[str, Any]
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "published.json"
 PLOT = FOLDER.parents[1] / "docs" / "images" / "paper-size.png"
-KEPT_LOOKS = (0, 1, 3, 6, 9, 12, 15, 17, 19)  # of a curve's twenty points, in the committed file
+KEPT_LOOKS = 9  # points of a curve in the committed file
 MODALITIES = ("image", "text", "image-text pair")
 SAMPLES = ("training queries", "items", "unseen queries")
 
@@ -128,7 +128,7 @@ def flattening() -> str:
     for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
         line = lines[0]
         points = line["curve"]
-        steps = [step / line["config"]["generator"]["steps"] for step in line["curve steps"]]
+        steps = [step / line["steps"] for step in line["curve steps"]]
         for sample in (SAMPLES[0], SAMPLES[2]):
             cells = [f"{100 * float(np.mean(point[sample]['right'][1:])):.0f}" for point in points]
             rows.append([f"{data}, {name}: {sample}", *cells])
@@ -144,7 +144,7 @@ def last_and_best() -> str:
             if "best" in line:
                 cells += [f"{method_of(line, 'genius-r', 30, 'best')['mean']:.2f}", f"{line['best step']:,}"]
             else:
-                cells += ["the same", f"{line['config']['generator']['steps']:,}"]
+                cells += ["the same", f"{line['steps']:,}"]
             rows.append(cells)
     return table(["GENIUS^R / dense, 30 beams", "last weights", "best weights", "at step"], rows)
 
@@ -285,9 +285,8 @@ def shortened(line: Line) -> Line:
     """A line with nine points of its curve and no intervals of shares."""
     out = json.loads(json.dumps(line))
     if "looks" in out:
-        kept = [i for i in KEPT_LOOKS if i < len(out["curve"])]
-        steps = out["config"]["generator"]["steps"]
-        out["curve steps"] = [round(steps * (i + 1) / 20) for i in kept]
+        kept = sorted(set(np.linspace(0, len(out["curve"]) - 1, KEPT_LOOKS).round().astype(int).tolist()))
+        out["curve steps"] = [out["looks"][i] for i in kept]
         out["curve"] = [out["curve"][i] for i in kept]
         out["training"] = [{"step": one["step"], "nats": one["nats"], "codes": one["codes"]} for one in out["training"]]
         del out["looks"]

@@ -1,8 +1,7 @@
-"""`genius demo`: a collection of drawings, queries over it, and a contact sheet of the results.
+"""`genius demo`: a collection of drawings, and queries over it.
 
 The collection is about 11,600 drawings from three Python packages. Drawings are indexed as images *without* their names.
-Names of emoji and search terms of Font Awesome are indexed as texts and pairs, so that every modality can be a target. The
-contact sheet is a PNG with a row per query.
+Names of emoji and search terms of Font Awesome are indexed as texts and pairs, so that every modality can be a target.
 """
 
 from __future__ import annotations
@@ -15,25 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
-
 from genius.errors import GeniusError
 from genius.index import Hit, Index
 from genius.search import SearchRequest
-from genius.types import Item, Modality, Query, load_image
+from genius.types import Item, Modality, Query
 
-# Sizes of the contact sheet in pixels.
-CELL = 132
-PADDING = 10
-LABEL = 34
-LEFT = 250
 SHOWN = 8  # results per query
-# Its colours.
-INK = "#1b1f24"
-FAINT = "#667080"
-PAPER = "#f6f7f9"
-TILE = "#ffffff"
-ACCENT = "#2f6fed"
 # (title, text, id of an item whose picture is the query's image, target)
 SEARCHES: tuple[tuple[str, str | None, str | None, Modality], ...] = (
     ("text -> image", "physician", None, Modality.IMAGE),
@@ -155,75 +141,3 @@ def _fontawesome() -> Iterator[Item]:
         words = ", ".join(dict.fromkeys([label, *terms]))
         if terms and styles[0] != "brands":
             yield Item(f"fontawesome-pair/{name}", image=path, text=words, metadata={"name": label, "set": "fontawesome"})
-
-
-def contact_sheet(shown: list[DemoResult], path: Path) -> None:
-    """Draw queries and results as a PNG at `path`."""
-    columns = max((len(s.hits) for s in shown), default=0)
-    row = CELL + LABEL + PADDING
-    sheet = Image.new("RGB", (LEFT + columns * (CELL + PADDING) + PADDING, PADDING + len(shown) * row), PAPER)
-    draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(16)
-    small = ImageFont.load_default(12)
-    for i, entry in enumerate(shown):
-        top = PADDING + i * row
-        _query(sheet, draw, entry, top, font, small)
-        for j, hit in enumerate(entry.hits):
-            left = LEFT + j * (CELL + PADDING)
-            _tile(sheet, draw, left, top, hit.item.image, hit.item.text, small)
-            below = top + CELL + 2
-            if hit.item.text is None:  # else the text is on the tile already
-                draw.text((left, below), _cut(str(hit.item.metadata.get("name", hit.id)), 20), fill=INK, font=small)
-                below += 14
-            draw.text((left, below), f"{hit.score:.3f}  {'-'.join(map(str, hit.codes[:3]))}", fill=FAINT, font=small)
-    sheet.save(path)
-
-
-def _query(sheet: Image.Image, draw: ImageDraw.ImageDraw, entry: DemoResult, top: int, font: object, small: object) -> None:
-    draw.text((PADDING, top), entry.title, fill=ACCENT, font=small)  # type: ignore[arg-type]
-    x = PADDING
-    if entry.query.image is not None:
-        _tile(sheet, draw, x, top + 18, entry.query.image, None, small, size=96)
-        x += 96 + PADDING
-    if entry.query.text:
-        y = top + 24
-        for line in _wrap(entry.query.text, 15 if x > PADDING else 26):
-            draw.text((x, y), line, fill=INK, font=font)  # type: ignore[arg-type]
-            y += 20
-
-
-def _tile(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, x: int, y: int, image: object, text: str | None, font: object, size: int = CELL
-) -> None:
-    draw.rounded_rectangle((x, y, x + size, y + size), radius=8, fill=TILE, outline="#dde1e7")
-    side = size - 16
-    if image is not None:
-        picture = load_image(image)  # type: ignore[arg-type]
-        if text:
-            side -= 30
-        picture.thumbnail((side, side))
-        sheet.paste(picture, (x + (size - picture.width) // 2, y + 8 + (side - picture.height) // 2))
-    if text:
-        lines = _wrap(text, 20)[:7]
-        top = y + 8
-        if image is not None:  # two lines below the picture
-            lines = lines[:2]
-            top = y + size - 34
-        for n, line in enumerate(lines):
-            draw.text((x + 6, top + 15 * n), line, fill=INK, font=font)  # type: ignore[arg-type]
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    lines: list[str] = []
-    line = ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return [*lines, line]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

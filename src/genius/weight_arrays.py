@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from genius.errors import GeniusError
 from genius.files import open_regular, reading
 
-MAX_HEADER = 16 << 20
-"""Bytes. A header names the tensors: some hundred bytes each."""
+MAX_HEADER = 4 << 20
+"""Bytes. A header names the tensors, some hundred bytes each: the largest encoders have about a thousand."""
 
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
 BROKEN = (SafetensorError, RuntimeError, TypeError)  # what the library raises for a file that is no safetensors

@@ -80,9 +80,9 @@ def test_every_command_stands_in_a_panel() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    """As in `genius train --fields | head -1`."""
+    """As in `genius train --list | head -1`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "genius", "train", "--fields"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "genius", "train", "--list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()

@@ -20,7 +20,6 @@ SHOWN = re.compile(r"^::: (genius[\w.]*)\.(\w+)$", re.MULTILINE)
 OF_EXTRAS = {
     "genius.integrations.langchain": "langchain_core",
     "genius.integrations.llamaindex": "llama_index",
-    "genius.serve.langchain": "langchain_core",
 }
 """Module -> package without which it cannot be imported."""
 SOURCE = ROOT / "src" / "genius"

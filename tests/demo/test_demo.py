@@ -1,4 +1,4 @@
-"""`genius demo` on a part of its collection: an index, a picture, answers of the kinds asked for, and a quick second run."""
+"""`genius demo` on a part of its collection: an index, answers of the kinds asked for, and a quick second run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from genius.encoders import bundled_names
 from genius.errors import GeniusError
@@ -33,10 +32,9 @@ def test_the_collection_is_what_the_readme_says() -> None:
     assert all(item.metadata["name"] for item in items)
 
 
-def test_demo_indexes_searches_and_draws(tmp_path: Path) -> None:
+def test_demo_indexes_and_searches(tmp_path: Path) -> None:
     first = genius(tmp_path, "demo", "--limit", "150")
     assert (tmp_path / "demo.genius").is_dir() and first["items"] >= 150
-    assert Image.open(tmp_path / "demo.png").size > (500, 500)
     tasks = [entry["task"] for entry in first["searches"]]
     assert {"text -> image", "image -> image", "image + text -> image", "image -> text", "text -> pair"} <= set(tasks)
     modality = {"image": 0, "text": 1, "pair": 2}

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from genius.errors import GeniusError
-from lab.icons import render
 from lab.icons.build import build_icons
 from lab.icons.concepts import split_of
 from lab.icons.gather import name_icons
@@ -77,7 +76,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def build(out: Path, material: Material) -> dict[str, Any]:
-    return build_icons(out, sources=out / "none", size=32, workers=1, material=material)
+    return build_icons(out, material, size=32, workers=1)
 
 
 @pytest.fixture
@@ -222,34 +221,15 @@ def test_packagings_of_one_family_count_once() -> None:
     assert [i.set for i in icons] == ["mdi"]
 
 
-def snapshot(out: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file() and ".render" not in p.parts}
+def test_a_second_build_writes_the_same_files(tmp_path: Path, material: Material) -> None:
+    def files(out: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
-
-def test_an_interrupted_build_resumes_to_the_same_files(
-    tmp_path: Path, material: Material, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build(tmp_path / "whole", material)
-
-    def stop(stage: str, done: int, total: int) -> None:
-        if stage == "render":
-            raise KeyboardInterrupt
-
-    out = tmp_path / "cut"
-    with pytest.raises(KeyboardInterrupt):
-        build_icons(out, sources=out, size=32, workers=1, material=material, progress=stop)
-    notes = sorted((out / ".render").glob("*.jsonl"))
-    assert len(notes) == 1, "it stopped after the first set"
-    notes[0].write_text(notes[0].read_text() + '["img/one/cut')  # as a power cut leaves it
-    (out / "img/one" / f"{THINGS[5]}.png").unlink()
-    build(out, material)
-    assert snapshot(out) == snapshot(tmp_path / "whole")
-
-    drawn: list[str] = []
-    real = render.draw
-    monkeypatch.setattr(render, "draw", lambda s, n: drawn.append(s) or real(s, n))
-    build(out, material)
-    assert not drawn, "a finished build draws nothing again"
+    build(tmp_path / "one", material)
+    first = files(tmp_path / "one")
+    (tmp_path / "one" / "img/one" / f"{THINGS[5]}.png").unlink()
+    build(tmp_path / "one", material)
+    assert files(tmp_path / "one") == first
 
 
 def test_split_is_stable_and_close_to_its_shares() -> None:
@@ -264,6 +244,6 @@ def test_bad_calls_say_what_is_wrong(tmp_path: Path, material: Material) -> None
     with pytest.raises(GeniusError, match="is a file"):
         build(tmp_path / "file", material)
     with pytest.raises(GeniusError, match="between 16 and 1024"):
-        build_icons(tmp_path / "x", sources=tmp_path, size=4, material=material)
+        build_icons(tmp_path / "x", material, size=4)
     with pytest.raises(GeniusError, match="no usable icon"):
-        build_icons(tmp_path / "x", sources=tmp_path, material=Material([], {}, [], Lexicon()))
+        build_icons(tmp_path / "x", Material([], {}, [], Lexicon()))

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from genius.model.config import QuantizerConfig
+from genius.model.generator import Generator
+from genius.model.quantizer import ResidualQuantizer
+from genius.train.config import Schedule, read_train_config
+from genius.train.generator import Batch, GeneratorStage, generator_config
 from lab.paper import published, published_report
 from lab.paper.published import Row, narrowed, rows_of
+from lab.paper.timed import RATE, TimedGenerator
 
 PARTS = ("published", "paper", "modality", "size", "baselines", "tables")
 TINY = {
@@ -42,6 +50,11 @@ def test_the_most_important_rows_come_first() -> None:
     assert len({row.key for row in rows}) == len(rows) and [row.part for row in rows] == sorted(
         [row.part for row in rows], key=PARTS.index
     )
+    short = rows_of(("short",), ("fashion", "icons"))
+    assert [row.name for row in short[:4]] == ["nearest + 4", "given + 4", "none + 4", "grace-structured"]
+    assert sorted(row.key for row in short) == sorted(
+        row.key for row in rows_of(("modality", "size", "baselines"), ("fashion", "icons"))
+    )
     content = {row.name: row.changes["model.level_sizes"] for row in rows if row.part == "modality"}
     for count in (3, 4):  # equally many content codes, with a first code and without
         assert [256] * count == content[f"none + {count}"] == content[f"nearest + {count}"][1:] == content[f"given + {count}"][1:]
@@ -67,7 +80,11 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
         results.add(published.run_row(settings, row))
     first, none, size, atomic, irgen = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["lines"]
     assert {"dense", "codes", "genius@1", "genius-r@50", "local", "fused"} <= set(first["last"])
-    assert len(first["curve"]) == 2 and set(first["curve"][0]) == {"training queries", "items", "unseen queries"}
+    assert len(first["curve"]) == 2 == first["looks"][-1] and set(first["curve"][0]) == {
+        "training queries",
+        "items",
+        "unseen queries",
+    }
     levels = len(first["config"]["model"]["level_sizes"])
     assert all(len(values["right"]) == levels for point in first["curve"] for values in point.values())
     assert np.array(first["quantizer"]["confusion"]).sum() == 180 and 1 / 3 <= first["quantizer"]["purity"] <= 1
@@ -81,7 +98,6 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
 
     monkeypatch.setattr(published_report, "RESULTS", tmp_path / "joined.json")
     monkeypatch.setattr(published_report, "PLOT", tmp_path / "plot.png")
-    monkeypatch.setattr(published_report, "KEPT_LOOKS", (0, 1))
     monkeypatch.setattr(sys, "argv", ["published_report", str(tmp_path / "out.json"), str(tmp_path / "out.json")])
     published_report.main()
     assert len(published_report.lines_of("baselines")) == 2  # each row once
@@ -100,8 +116,43 @@ def test_a_row_of_one_task_trains_and_tests_on_it(features: Path) -> None:
     assert len(alone.test.pool) == len(parts.test.pool)
 
 
-def test_stage_3_stops_at_the_deadline(features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_at_the_deadline_is_measured(features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "VALIDATION_QUERIES", 20)
     settings = published.Settings({"fashion": features}, tmp_path, 1e6, "nano", 6, TINY, deadline=0.0, queries=5)
-    with pytest.raises(published.TimeUp, match="1 of 20"):
-        published.run_row(settings, Row("published", "x", "fashion"))
+    told: list[dict[str, object]] = []
+    found = published.run_row(settings, Row("published", "x", "fashion", beams=(1, 5, 10, 30, 50)), told.append)
+    assert found["steps"] == 1 and "genius-r@50" in found["last"] and "genius@5" in found["last"]
+    assert "purity" in told[0]["quantizer"] and "last" not in told[0]  # before stage 3 begins
+    results = published.Results(tmp_path / "out.json", {})
+    for entry in told:
+        results.add({**entry, "seed": 0})
+    assert len(results.lines) == 1 and results.keys()  # the newest of each row
+    assert published.loop.learning_rate is RATE
+
+
+def test_the_learning_rate_follows_the_clock() -> None:
+    stage = TimedGenerator.__new__(TimedGenerator)
+    schedule = Schedule(warm_up=500)
+    stage.__dict__.update(started=time.time() - 50, deadline=time.time() + 50)
+    assert stage.learning_rate(schedule, 10_000, 100) == pytest.approx(101 / 500)
+    assert stage.learning_rate(schedule, 10_000, 600) == pytest.approx(RATE(schedule, 10_000, 5000), abs=0.01)
+    assert stage.learning_rate(schedule, 10_000, 9000) == RATE(schedule, 10_000, 9000)
+    stage.__dict__.update(deadline=float("inf"))
+    assert stage.learning_rate(schedule, 10_000, 600) == RATE(schedule, 10_000, 600)
+
+
+def test_one_product_is_the_same_loss() -> None:
+    config = read_train_config("builtin:published", {
+        "model.level_sizes": [3, 5, 6], "model.width": 8, "model.projection": 8, "model.hidden": 8, "model.decoder": "nano",
+    })  # fmt: skip
+    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 5, 6), "nearest"))
+    torch.manual_seed(0)
+    generator = Generator(generator_config(config.model), quantizer).eval()
+    codes = torch.stack([torch.randint(size, (70,)) for size in (3, 5, 6)], 1)
+    stage = TimedGenerator.__new__(TimedGenerator)
+    torch.nn.Module.__init__(stage)
+    stage.generator, stage.recipe = generator, config.model.constants
+    batch = Batch(torch.nn.functional.normalize(torch.randn(70, 8), dim=1), codes, ())
+    mine, logs = stage(batch)
+    other, theirs = GeneratorStage.forward(stage, batch)
+    assert torch.allclose(mine, other, atol=1e-5) and torch.allclose(logs["nats"], theirs["nats"], atol=1e-5)

@@ -18,7 +18,7 @@ from PIL import Image
 from genius import Genius, GeniusError, Index, Item, Query
 from genius.encoders import bundled_names
 from genius.encoders.graphs import GraphEncoder, Graphs
-from genius.model.graphs import GraphModel, VectorModel, load_model
+from genius.model.graphs import GraphModel, load_model
 from genius.types import Modality
 
 pytestmark = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled weights are not in this checkout")
@@ -221,7 +221,7 @@ def test_an_index_of_vectors_is_made_and_searched_without_torch(tmp_path: Path) 
     done = run_without_torch(VECTORS, str(tmp_path / "own.genius"))
     assert done.returncode == 0, done.stderr
     out = json.loads(done.stdout)
-    assert (out["model"], out["torch"], out["kept"]) == ("VectorModel", False, 39)
+    assert (out["model"], out["torch"], out["kept"]) == ("GraphModel", False, 39)
     assert "holds vectors only and has no encoder" in out["text"]
     vectors = np.random.default_rng(0).normal(size=(40, 6))
     # the torch model of the same folder is the same model, and answers the same
@@ -247,7 +247,7 @@ def test_a_fitted_index_of_vectors_is_searched_without_torch(tmp_path: Path) -> 
     index.add(Item(str(i), vector=row) for i, row in enumerate(vectors))
     refit(tmp_path / "own.genius", FitConfig(steps=1, iterations=1))
     model = load_model(tmp_path / "own.genius" / "model", graphs=True)
-    assert isinstance(model, VectorModel)
+    assert isinstance(model, GraphModel) and model.graphs is None
     own = Genius.from_pretrained(tmp_path / "own.genius" / "model")
     assert model.fingerprint() == own.fingerprint()
     with Index.open(tmp_path / "own.genius", model) as light, Index.open(tmp_path / "own.genius") as full:

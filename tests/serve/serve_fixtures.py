@@ -17,11 +17,23 @@ from PIL import Image, ImageDraw
 from genius import GeniusError, Item, Modality, Query
 from genius.index import Hit, Hits
 from genius.search import SearchRequest
+from genius.serve.auth import ApiKey, Keys
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
+
+
+def keys_of(*pairs: tuple[str, str]) -> Keys:
+    """Keys from (role, key) pairs."""
+    return Keys(ApiKey.parse(role, key, "test") for role, key in pairs)
+
+
+def scopes(keys: Keys, presented: str | None) -> tuple[str, ...]:
+    """What a presented key may do."""
+    key = keys.find(presented)
+    return () if key is None else key.scopes
 
 
 def draw(shape: str, colour: str, size: int = 96, background: str = "white") -> Image.Image:
@@ -74,6 +86,7 @@ class SlowIndex:
     """Looks like an Index; answers when it is let, and remembers how it was asked."""
 
     version = 1
+    path = "slow.genius"
     about = SimpleNamespace(levels=(3, 4))
     model = SimpleNamespace(encoder=SimpleNamespace())
 

@@ -104,7 +104,7 @@ def test_an_assistant_starts_the_command_and_asks_it(
 
 def test_langchain_gets_documents(make_index: Callable[..., Index]) -> None:
     pytest.importorskip("langchain_core")
-    from genius.serve.langchain import GeniusRetriever
+    from genius.integrations.langchain import GeniusRetriever
 
     index = make_index()
     found = GeniusRetriever(index=index, k=3, target="text", where="colour = 'red'").invoke("a red circle on white paper")

@@ -59,7 +59,7 @@ def test_the_queue_is_bounded_and_says_when_to_return() -> None:
 
 
 def test_a_failing_job_fails_alone() -> None:
-    batcher: Batcher[int, int] = Batcher(Worker(), max_batch=8, queue_size=8, linger_s=0.05)
+    batcher: Batcher[int, int] = Batcher(Worker(), max_batch=8, queue_size=8)
     futures = [batcher.submit(i, 10) for i in (1, -2, 3)]
     assert futures[0].result(5)[0] == 2 and futures[2].result(5)[0] == 6
     with pytest.raises(ValueError, match="bad -2"):
@@ -132,7 +132,7 @@ def test_closing_gives_up_on_a_hung_pass_and_tells_the_waiting() -> None:
 
 
 def test_many_threads_all_get_their_own_answer() -> None:
-    batcher: Batcher[int, int] = Batcher(Worker(), max_batch=16, queue_size=1000, linger_s=0.001)
+    batcher: Batcher[int, int] = Batcher(Worker(), max_batch=16, queue_size=1000)
     wrong: list[int] = []
 
     def caller(start: int) -> None:

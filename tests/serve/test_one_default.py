@@ -47,7 +47,7 @@ def by_mcp(index: Index, **given: Any) -> list[str]:
 
 def by_langchain(index: Index, text: str, **given: Any) -> list[str]:
     pytest.importorskip("langchain_core")
-    from genius.serve.langchain import GeniusRetriever
+    from genius.integrations.langchain import GeniusRetriever
 
     return [document.id for document in GeniusRetriever(index=index, k=K, **given).invoke(text)]
 

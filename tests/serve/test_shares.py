@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from PIL import Image
-from serve_fixtures import SlowIndex, encoded
+from serve_fixtures import SlowIndex, encoded, keys_of
 from starlette.testclient import TestClient
 
 from genius import Item
@@ -83,7 +83,7 @@ async def until(check: Callable[[], bool]) -> None:
 
 def test_a_key_gets_its_place_in_a_queue_that_another_has_filled() -> None:
     index = SlowIndex()
-    keys = Keys.parse([("read", CROWD), ("read", OTHER)], "test")
+    keys = keys_of(("read", CROWD), ("read", OTHER))
 
     async def calls(client: httpx.AsyncClient, service: Any) -> list[httpx.Response]:
         def ask(key: str, text: str) -> asyncio.Task[httpx.Response]:

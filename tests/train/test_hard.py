@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from genius.train.losses import contrastive
-from genius.train.pairs import LISTED, HardNegatives, Positives, no_lists
+from genius.train.pairs import LISTED, Positives, draw_negatives, mining_steps, nearest_negatives
 
 
 def a_world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Positives]:
@@ -19,10 +19,8 @@ def a_world(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Positives]:
 
 def test_lists_are_the_nearest_wrong_candidates() -> None:
     queries, pool, positives = a_world()
-    lists = no_lists(20)
-    hard = HardNegatives(2, 100)
-    asked, kept = hard.sample(20, 90, torch.device("cpu"), seed=1)
-    hard.mine(lists, asked, queries[asked], kept, pool[kept], positives, 90)
+    asked, kept = torch.arange(20).flip(0), torch.randperm(90)
+    lists = nearest_negatives(asked, queries[asked], kept, pool[kept], positives, 90).flip(0)
     for q in range(20):
         answers = set(positives.rows[positives.starts[q] : positives.starts[q] + positives.counts[q]].tolist())
         ranked = [row for row in (pool @ queries[q]).argsort(descending=True).tolist() if row not in answers]
@@ -31,8 +29,8 @@ def test_lists_are_the_nearest_wrong_candidates() -> None:
 
 def test_a_query_without_a_list_gets_its_own_answer_which_does_not_count() -> None:
     queries, pool, positives = a_world()
-    rows, answers = torch.arange(20), positives.rows[positives.starts]
-    drawn = HardNegatives.draw(no_lists(20), rows, answers, seed=3)
+    answers = positives.rows[positives.starts]
+    drawn = draw_negatives(torch.full((20, LISTED), -1, dtype=torch.int32), answers, seed=3)
     assert torch.equal(drawn, answers)
     plain, _ = contrastive(queries, pool[answers], temperature=0.1, symmetric=False)
     with_them, _ = contrastive(
@@ -55,4 +53,4 @@ def test_the_loss_is_cross_entropy_over_answers_and_hard_negatives() -> None:
 
 
 def test_rounds_are_spread_over_the_steps() -> None:
-    assert HardNegatives(4, 100).at == {20, 40, 60, 80}
+    assert mining_steps(4, 100) == {20, 40, 60, 80}

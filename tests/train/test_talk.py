@@ -12,12 +12,12 @@ from train_fixtures import SMALL, small_config, small_data
 from typer.testing import CliRunner
 
 from genius.cli import app
-from genius.cli.train import fields_page
 from genius.train import journal, train
 from genius.train.checkpoint import Interrupt, latest_checkpoint
 from genius.train.config import builtin_about, builtin_names, read_train_config
 from genius.train.generator import GeneratorStage
 from genius.train.journal import hit_rate_table, next_command, verdict
+from lab.config_fields import fields_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"
 
@@ -75,7 +75,7 @@ def test_every_built_in_config_has_a_sentence() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    assert PAGE.read_text(encoding="utf-8") == fields_page(), "genius train --fields > docs/training-fields.md"
+    assert PAGE.read_text(encoding="utf-8") == fields_page(), "python -m lab.config_fields > docs/training-fields.md"
     rows = [line for line in fields_page().splitlines() if line.startswith("| `")]
     assert len(rows) > 40 and not [row for row in rows if row.endswith("|  |")]
 

@@ -41,5 +41,5 @@ def test_the_row_without_l_cl_changes_nothing_else(base: str, modality: float) -
     stage = QuantizerStage(
         small_data(), None, replace(without.model, width=16, level_sizes=(3, 8)), without.quantizer, 0, torch.device("cpu")
     )
-    assert stage.hard is None
+    assert not stage.mined_at
     assert without.quantizer.modality_weight == modality

@@ -18,6 +18,10 @@ from rich.console import Console
 from genius.errors import GeniusError, without_controls
 from genius.files import url_of
 
+Tell = Callable[[str, int, int], None]
+"""Called with the phase, the items done since the last call, and all items (0: unknown)."""
+Say = Callable[[str], None] | None
+"""Called with a line for people."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -25,6 +29,7 @@ console = Console(stderr=True, emoji=False)  # names are shown as they are: ":ca
 """Progress and notes go to stderr: stdout is for results."""
 
 EVERY = 10.0  # seconds between lines where there is no terminal
+REDRAW = 0.2  # seconds between lines that take each other's place
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
@@ -129,39 +134,22 @@ def kept_if_interrupted() -> Iterator[None]:
 
 
 @contextmanager
-def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress: yields a function of the phase, the items done since the last call, and all items (0: unknown)."""
-    if console.is_terminal:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+def phases() -> Iterator[Tell]:
+    """Show progress as it is told.
 
-        columns = (
-            TextColumn("{task.description:<10}"),
-            BarColumn(20),
-            TextColumn("{task.completed:,} items"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            tasks = {}
-
-            def move(phase: str, count: int, total: int) -> None:
-                if phase not in tasks:
-                    tasks[phase] = progress.add_task(phase, total=total or None)
-                progress.update(tasks[phase], advance=count, total=total or None)
-
-            yield move
-        return
+    In a terminal one line is rewritten; elsewhere a line is printed every `EVERY` seconds.
+    """
     done: dict[str, int] = {}
     started: dict[str, tuple[float, int]] = {}  # time of the first call, and what was done by then
     last = time.monotonic()
+    terminal = console.is_terminal
 
-    def line(phase: str, count: int, total: int) -> None:
+    def show(phase: str, count: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         done[phase] = done.get(phase, 0) + count
         begun, first = started.setdefault(phase, (now, done[phase]))
-        if now - last < EVERY:
+        if now - last < (REDRAW if terminal else EVERY):
             return
         last = now
         speed = (done[phase] - first) / max(now - begun, 1e-9)
@@ -171,9 +159,19 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
         text += " items"
         if total > done[phase] and speed > 0:
             text += f", about {(total - done[phase]) / speed:,.0f} s left"
-        console.print(text, highlight=False)
+        _print_progress(text)
 
-    yield line
+    yield show
+    if terminal and done:
+        _print_progress("")
+
+
+def _print_progress(text: str) -> None:
+    """One line; in a terminal the next one takes its place."""
+    if console.is_terminal:
+        console.print(text.ljust(console.width - 1), end="\r", highlight=False, overflow="crop", no_wrap=True)
+    else:
+        console.print(text, highlight=False)
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import command, console, emit, note, tell
+from genius.cli.common import Say, Tell, command, emit, note, tell
 from genius.errors import GeniusError, counted, without_controls
 
 if TYPE_CHECKING:
     from genius.demo import DemoResult
     from genius.index.ingest import IngestConfig, IngestReport
     from genius.model.known_items import Knows
-    from genius.scale.bulk import BulkReport
+    from genius.scale.bulk import BulkConfig, BulkReport
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
@@ -137,7 +137,7 @@ def index(
       genius index rows.parquet --vector-column embedding -o own.genius
       genius index rows.parquet --ray ray://head:10001
     """
-    from genius.cli.common import sources_here
+    from genius.cli.common import kept_if_interrupted, phases, sources_here
     from genius.index.ingest import IngestConfig
     from genius.index.metadata import TableColumns
 
@@ -177,26 +177,23 @@ def index(
         raise GeniusError("an index of your own vectors stores them: leave out --codes-only")
     if query_vectors is not None and not (own or refit):
         raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
-    if not paths:
-        done = _nothing_to_read(output)
-    elif own:
-        done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, fit, quiet=as_json)
-    elif ray is not None:
-        done = _index_on_ray(paths, output, model, config, ray, workers, part_rows, thumbnails, device)
-    elif encoder is not None:
-        done = _index_with_encoder(paths, output, encoder, config, place, storage, fit, quiet=as_json)
-    else:
-        done = _index_with_model(paths, output, model, config, place, storage)
+    say = None if as_json else note
+    with phases() as tell, kept_if_interrupted():
+        if not paths:
+            done = _nothing_to_read(output)
+        elif own:
+            done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, fit, tell, say)
+        elif ray is not None:
+            from genius.scale.bulk import BulkConfig
+
+            bulk = BulkConfig(ray, workers, part_rows, thumbnails, device)
+            done = _index_on_ray(paths, output, model, config, bulk, tell)
+        elif encoder is not None:
+            done = _index_with_encoder(paths, output, encoder, config, place, storage, fit, tell, say)
+        else:
+            done = _index_with_model(paths, output, model, config, place, storage, tell)
     if (refit or (fit and not _is_fitted(output))) and done.fit is None:
-        from genius.fit.folder import refit as fit_again
-
-        say = None if as_json else note
-        known_queries = None
-        if query_vectors is not None:
-            from genius.fit.vectors import read_array
-
-            known_queries = read_array(query_vectors, "query vectors")
-        done = replace(done, fit=fit_again(output, say=say, queries=known_queries), hint=None, whole=False)
+        done = _refit(done, output, query_vectors, say)
     if as_json:
         emit(done.to_dict(output))
     else:
@@ -289,49 +286,46 @@ def _index_vectors(
     config: IngestConfig,
     thumbnails: int,
     fit: bool,
-    quiet: bool,
+    tell: Tell,
+    say: Say,
 ) -> _Indexed:
-    from genius.cli.common import kept_if_interrupted, phases
     from genius.fit.vectors import index_tables, index_vectors
     from genius.index.folder import read_about
     from genius.types import Modality
 
-    say = None if quiet else note
     new = read_about(output) is None
-    with phases() as tell, kept_if_interrupted():
-        if paths[0].suffix == ".npy":
-            report, done, items = index_vectors(
-                paths[0],
-                output,
-                ids=ids,
-                modality=Modality.parse(modality),
-                queries=queries,
-                fit=fit,
-                say=say,
-                on_progress=lambda part: tell("indexing", part.added + part.replaced, 0),
-            )
-        else:
-            report, done, items = index_tables(
-                paths,
-                output,
-                config,
-                queries=queries,
-                fit=fit,
-                thumbnails=thumbnails,
-                say=say,
-                on_progress=lambda count: tell("indexing", count, 0),
-            )
+    if paths[0].suffix == ".npy":
+        report, done, items = index_vectors(
+            paths[0],
+            output,
+            ids=ids,
+            modality=Modality.parse(modality),
+            queries=queries,
+            fit=fit,
+            say=say,
+            on_progress=lambda part: tell("indexing", part.added + part.replaced, 0),
+        )
+    else:
+        report, done, items = index_tables(
+            paths,
+            output,
+            config,
+            queries=queries,
+            fit=fit,
+            thumbnails=thumbnails,
+            say=say,
+            on_progress=lambda count: tell("indexing", count, 0),
+        )
     return _Indexed(report, items, fit=done, whole=new and done is None)
 
 
 def _index_with_model(
-    paths: list[Path], output: Path, model: str | None, config: IngestConfig, device: Any, storage: dict[str, Any]
+    paths: list[Path], output: Path, model: str | None, config: IngestConfig, device: Any, storage: dict[str, Any], tell: Tell
 ) -> _Indexed:
-    from genius.cli.common import kept_if_interrupted, phases
     from genius.index import Index
     from genius.index.ingest import ingest
 
-    with Index(output, _model_of(output, model), **storage) as index, phases() as tell, kept_if_interrupted():
+    with Index(output, _model_of(output, model), **storage) as index:
         index.model.to(device)
         report = ingest(index, paths, config, lambda count: tell("indexing", count, 0))
         return _Indexed(report, index.count(), index.advice())
@@ -345,16 +339,14 @@ def _index_with_encoder(
     device: Any,
     storage: dict[str, Any],
     fit: bool,
-    quiet: bool,
+    tell: Tell,
+    say: Say,
 ) -> _Indexed:
-    from genius.cli.common import kept_if_interrupted, phases
     from genius.fit.folder import index_with_encoder
     from genius.index.folder import read_about
 
-    say = None if quiet else note
     new = read_about(output) is None
-    with phases() as tell, kept_if_interrupted():
-        done = index_with_encoder(paths, output, encoder, config, fit=fit, device=device, **storage, tell=tell, say=say)
+    done = index_with_encoder(paths, output, encoder, config, fit=fit, device=device, **storage, tell=tell, say=say)
     hint = done.hint
     if hint is None and encoder.startswith("bundled:"):
         hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
@@ -362,25 +354,25 @@ def _index_with_encoder(
 
 
 def _index_on_ray(
-    paths: list[Path],
-    output: Path,
-    model: str | None,
-    config: IngestConfig,
-    address: str,
-    workers: int,
-    part_rows: int,
-    thumbnails: int,
-    device: str,
+    paths: list[Path], output: Path, model: str | None, config: IngestConfig, bulk: BulkConfig, tell: Tell
 ) -> _Indexed:
-    from genius.cli.common import kept_if_interrupted, phases
-    from genius.scale.bulk import BulkConfig, bulk_index
+    from genius.scale.bulk import bulk_index
 
-    bulk = BulkConfig(address, workers, part_rows, thumbnails, device)
-    with phases() as tell, kept_if_interrupted():
-        done = bulk_index(
-            paths, output, _model_of(output, model), config, bulk, lambda count, total: tell("indexing", count, total), note
-        )
+    done = bulk_index(
+        paths, output, _model_of(output, model), config, bulk, lambda count, total: tell("indexing", count, total), note
+    )
     return _Indexed(done.report, done.items, bulk=done)
+
+
+def _refit(done: _Indexed, output: Path, query_vectors: Path | None, say: Say) -> _Indexed:
+    """Fit codes and decoder to all items."""
+    from genius.fit.folder import refit
+    from genius.fit.vectors import read_array
+
+    queries = None
+    if query_vectors is not None:
+        queries = read_array(query_vectors, "query vectors")
+    return replace(done, fit=refit(output, say=say, queries=queries), hint=None, whole=False)
 
 
 def _counts(report: IngestReport, pruned: bool) -> str:
@@ -585,7 +577,6 @@ def _as_json(shown: DemoResult) -> dict[str, Any]:
 @command
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder to create.")] = Path("demo.genius"),
-    sheet: Annotated[Path, typer.Option(help="Contact sheet to draw.")] = Path("demo.png"),
     model: Annotated[str, typer.Option(help="Model folder or URI.")] = "bundled:mini",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Index about this many items. 0: all.")] = 0,
     device: DeviceOption = "auto",
@@ -593,11 +584,10 @@ def demo(
 ) -> None:
     """Index and search about 11,600 drawings, without any download.
 
-    Writes a contact sheet of results. A second run re-uses the index.
+    A second run re-uses the index.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from genius.demo import contact_sheet, demo_items, run_showcase
+    from genius.cli.common import phases
+    from genius.demo import demo_items, run_showcase
     from genius.index import Index
     from genius.model.genius import Genius
 
@@ -606,16 +596,12 @@ def demo(
     if limit:
         items = collection[:: max(1, len(collection) // limit)]
     index = Index(output, Genius.from_pretrained(model, device=device))
-    columns = (TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     if index.count() < len(items):
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("indexing", total=len(items))
-            index.add(items, on_progress=lambda report: progress.advance(task, report.added + report.existing))
+        with phases() as tell:
+            index.add(items, on_progress=lambda report: tell("indexing", report.added + report.existing, len(items)))
     shown = run_showcase(index, collection)
-    contact_sheet(shown, sheet)
     if as_json:
-        body = {"index": str(output), "items": index.count(), "sheet": str(sheet)}
-        emit({**body, "searches": [_as_json(s) for s in shown]})
+        emit({"index": str(output), "items": index.count(), "searches": [_as_json(s) for s in shown]})
         return
     for s in shown:
         parts = []
@@ -626,7 +612,7 @@ def demo(
         print(f"\n{s.title}:  {' + '.join(parts)}")
         for hit in s.hits[:5]:
             print(f"  {hit.score:6.3f}  {'-'.join(map(str, hit.codes)):<28}  {hit.item.metadata.get('name', hit.id)}")
-    print(f"\n{output} holds {counted(index.count(), 'item')}; queries and results are drawn in {sheet}. Next:")
+    print(f"\n{output} holds {counted(index.count(), 'item')}. Next:")
     print(f'  genius search {output} --text "a sad face" --target image')
     print(f"  genius explain {output} --text umbrella        # how the ID is generated, code by code")
     print(f"  genius serve {output}                          # a page: open http://127.0.0.1:8000")

@@ -31,6 +31,7 @@ WordsArgument = Annotated[str | None, typer.Argument(help="Query text.", metavar
 InstructionOption = Annotated[str | None, typer.Option(help="Instruction for the encoder. Default: one for the target modality.")]
 WhereOption = Annotated[str | None, typer.Option(help="SQL condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
+NEIGHBOURS = 3  # items shown under a code
 MinusOption = Annotated[str | None, typer.Option(help="Text or image path to steer away from.")]
 ModalityOption = Annotated[str | None, typer.Option(help="Return only items of exactly this modality: image, text or pair.")]
 
@@ -206,7 +207,7 @@ def duplicates(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find near-duplicates: the same photo twice, resized, or compressed again, with and without a caption.
+    """Find near-duplicates: the same photo twice, resized, or compressed again.
 
     Objects of one shape in different colours are not duplicates.
 
@@ -244,17 +245,12 @@ def explain(
     k: Annotated[int, typer.Option("-k", help="Number of results to explain.")] = 3,
     where: WhereOption = None,
     minus: MinusOption = None,
-    beams: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Kept codes shown per level, in addition to those of results.")
-    ] = 3,
-    rejected: Annotated[int, typer.Option(metavar="N", min=0, help="Rejected codes shown per level.")] = 2,
     ids: Annotated[
         list[str] | None, typer.Option("--id", metavar="ID", help="Show the codes of this item instead of a query. Repeatable.")
     ] = None,
     prefix: Annotated[
         str | None, typer.Option(help="Show the items under this code prefix, such as 0,12,7. * matches any code: *,12.")
     ] = None,
-    neighbours: Annotated[int, typer.Option(metavar="N", min=0, help="Items shown under each code of an item.")] = 3,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -279,10 +275,10 @@ def explain(
         if prefix is not None or ids:
             check_fitted(index.model, index.path)
         if prefix is not None:
-            _explain_prefix(index, _parse_prefix(prefix), neighbours, as_json)
+            _explain_prefix(index, _parse_prefix(prefix), as_json)
             return
         if ids:
-            _explain_items(index, ids, neighbours, as_json)
+            _explain_items(index, ids, as_json)
             return
         from genius.index.target import Target
         from genius.search import SearchRequest
@@ -291,7 +287,7 @@ def explain(
         wanted = Target.parse(target, modality)
         query = Query(text, image, instruction, wanted.modality, _minus(minus))
         request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
-        found = index.explain(query, request, shown=beams, rejected=rejected)
+        found = index.explain(query, request, shown=3, rejected=2)
     if as_json:
         emit(found.to_dict())
         return
@@ -306,11 +302,11 @@ def _lines(found: Explanation) -> Iterator[str]:
 
     yield found.summary
     if not found.answers:
-        yield found.why or "nothing found"
+        yield found.hits.why or "nothing found"
     if found.traces:
         yield LEGEND
     for one in found.traces:
-        yield from _trace_lines(one, found.plan)
+        yield from _trace_lines(one, found.hits.plan)
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         if not found.fitted:
@@ -361,8 +357,8 @@ def _branch(node: dict[str, Any], depth: int) -> Iterator[str]:
             yield from _branch(child, depth + 1)
 
 
-def _explain_items(index: Index, ids: Sequence[str], neighbours: int, as_json: bool) -> None:
-    paths = [_path_of(index, item_id, index.codes(item_id), neighbours) for item_id in ids]
+def _explain_items(index: Index, ids: Sequence[str], as_json: bool) -> None:
+    paths = [_path_of(index, item_id, index.codes(item_id)) for item_id in ids]
     if as_json:
         emit({"results": paths})
         return
@@ -373,12 +369,12 @@ def _explain_items(index: Index, ids: Sequence[str], neighbours: int, as_json: b
             print(f"  {' '.join(map(str, step['prefix'])):<40} {counted(step['count'], 'item', 9)}   {others}")
 
 
-def _path_of(index: Index, item_id: str, codes: Sequence[int], neighbours: int) -> dict[str, Any]:
+def _path_of(index: Index, item_id: str, codes: Sequence[int]) -> dict[str, Any]:
     """For each prefix of an ID: the number of items under it, and some of the others."""
     steps = []
     for level in range(1, len(codes) + 1):
-        view = index.below(codes[:level], limit=neighbours + 1)
-        others = [item.id for item in view.items if item.id != item_id][:neighbours]
+        view = index.below(codes[:level], limit=NEIGHBOURS + 1)
+        others = [item.id for item in view.items if item.id != item_id][:NEIGHBOURS]
         steps.append({"prefix": list(codes[:level]), "count": view.count, "others": others})
     return {"id": item_id, "codes": list(codes), "path": steps}
 
@@ -393,8 +389,8 @@ def _parse_prefix(prefix: str) -> list[int | None]:
     return codes
 
 
-def _explain_prefix(index: Index, prefix: list[int | None], shown: int, as_json: bool) -> None:
-    view = index.below(prefix, limit=shown)
+def _explain_prefix(index: Index, prefix: list[int | None], as_json: bool) -> None:
+    view = index.below(prefix, limit=NEIGHBOURS)
     if as_json:
         emit(view.to_dict())
         return

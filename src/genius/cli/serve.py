@@ -41,7 +41,6 @@ def serve(
     ),
     tls_cert: Path | None = typer.Option(None, help="Certificate for HTTPS (PEM, with its chain). Needs --tls-key."),
     tls_key: Path | None = typer.Option(None, help="The certificate's private key (PEM, no password)."),
-    audit: Path | None = typer.Option(None, help="Audit log: one line per change, with key, request, time and status."),
     query_log: Path | None = typer.Option(
         None, help="Log of query vectors for `genius learn`: no text, no image, at most 64 MB. Default: none."
     ),
@@ -72,7 +71,7 @@ def serve(
     except ImportError:
         raise GeniusError("serving needs more packages: pip install 'genius-search[serve]'") from None
     from genius.serve import logs
-    from genius.serve.auth import KeyRing, check_exposure
+    from genius.serve.auth import Keys, check_exposure
     from genius.serve.run import check_tls, leave, serve_workers
     from genius.serve.run import serve as run
 
@@ -88,14 +87,13 @@ def serve(
             "log_level": log_level,
             "tls_cert": tls_cert and str(tls_cert),
             "tls_key": tls_key and str(tls_key),
-            "audit": audit and str(audit),
             "query_log": query_log and str(query_log),
         },
     )
-    known = KeyRing.load(keys).current()
+    known = Keys.load(keys)
     check_exposure(settings, known)
     check_tls(settings.tls_cert, settings.tls_key)  # before the model is loaded
-    logs.configure(settings.log_level, settings.audit)
+    logs.configure(settings.log_level)
     paths, settings = _collections(indexes, settings)
 
     def listening(url: str, **about: Any) -> None:
@@ -159,7 +157,7 @@ def _open_app(
     from genius.index import Index
     from genius.index.learning import QueryLog
     from genius.serve.app import create_app
-    from genius.serve.auth import KeyRing
+    from genius.serve.auth import Keys
 
     where = find_device(device)  # before a model is loaded for nothing
     opened = {}
@@ -169,7 +167,7 @@ def _open_app(
         if settings.query_log:
             index.query_log = QueryLog(settings.query_log, index.about.fingerprint).add
         opened[name] = index
-    return create_app(opened, settings, KeyRing.load(keys))
+    return create_app(opened, settings, Keys.load(keys))
 
 
 def _on_ray(

@@ -4,8 +4,6 @@ model on a dataset.
 
 from __future__ import annotations
 
-import inspect
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,8 +14,6 @@ import typer
 from genius.cli.common import command, console, emit, feature_progress, kept_if_interrupted, setting, tell
 from genius.cli.index import DeviceOption, RayOption
 from genius.errors import GeniusError
-
-FIELD = re.compile(r"    (\w+): ([^=#]+?) = ([^#]+?)(?:  # (.*))?$")  # a line of a config's class
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +34,6 @@ def train(
         [], "--set", metavar="NAME=VALUE", help="Set one config field: --set generator.steps=500. Repeatable."
     ),
     listing: bool = typer.Option(False, "--list", help="List the built-in configs and exit."),
-    fields: bool = typer.Option(False, "--fields", help="Show every field of a config and exit."),
     device: DeviceOption = "auto",
     ray: RayOption = None,
     workers: int = typer.Option(0, metavar="N", min=0, help="With --ray: number of processes. 0: one per GPU, or two."),
@@ -61,9 +56,6 @@ def train(
         known = builtin_about()
         lines = "\n".join(f"{name:<20} {about}" for name, about in known.items())
         tell(known, lines, as_json)
-        return
-    if fields:
-        print(fields_page(), end="")
         return
     if not config:
         raise GeniusError("name a config: a TOML file or builtin:NAME (genius train --list)")
@@ -124,55 +116,6 @@ def attach(
     checked = attach_encoder(model, encoder, features=features, data=data, split=split)
     body = {"model": str(model), "encoder": encoder, "checked": checked}
     tell(body, f"{model} has the encoder {encoder} now; checked: {', '.join(checked)}", json)
-
-
-def fields_page() -> str:
-    """A Markdown page of every field of a training config: name, default and comment, read from the dataclasses."""
-    from genius.train import config as configs
-
-    tables: dict[str, tuple[str, type[Any]]] = {
-        "": ("The whole run", configs.TrainConfig),
-        "run": ("`[run]`: what every stage's loop needs", configs.RunConfig),
-        "model": ("`[model]`: sizes", configs.ModelConfig),
-        "encoder": ("`[encoder]`: stage 1", configs.EncoderStageConfig),
-        "quantizer": ("`[quantizer]`: stage 2", configs.QuantizerStageConfig),
-        "generator": ("`[generator]`: stage 3", configs.GeneratorStageConfig),
-    }
-    lines = [
-        "# Fields of a training config",
-        "",
-        "Made by `genius train --fields` from the config itself. A field is set in a TOML file, or by `--set table.name=value`.",
-    ]
-    for table, (title, config) in tables.items():
-        prefix = f"{table}." if table else ""
-        lines += ["", f"## {title}", "", "| field | default | meaning |", "|---|---|---|"]
-        for name, (default, meaning) in _fields(config).items():
-            lines.append(f"| `{prefix}{name}` | `{default}` | {meaning} |")
-    return "\n".join([*lines, ""])
-
-
-def _fields(config: type[Any]) -> dict[str, tuple[str, str]]:
-    """Name -> (default, meaning), those of base classes first; a class may give a base's field another default."""
-    fields: dict[str, tuple[str, str]] = {}
-    for owner in reversed(config.__mro__[:-1]):
-        above: list[str] = []
-        for line in inspect.getsource(owner).splitlines():
-            match = FIELD.match(line)
-            if match is None:
-                if line.startswith("    # "):
-                    above.append(line.strip("# ").strip())
-                else:
-                    above = []
-                continue
-            name, _, default, comment = match.groups()
-            meaning = " ".join([*above, comment or ""]).strip().replace("|", "\\|")
-            above = []
-            if "default_factory" in default and name != "search":
-                continue  # a table of its own
-            if "factory" in default:
-                default = "{}"
-            fields[name] = (default, meaning or fields.get(name, ("", ""))[1])
-    return fields
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -219,31 +219,17 @@ class FeatureSet:
     # -- the published files -----------------------------------------------------------------------------------
 
     @classmethod
-    def from_published(
-        cls,
-        query_pt: str | Path,
-        pool_pt: str | Path,
-        *,
-        positives: Mapping[str, Sequence[str]] | None = None,
-        pairs: Tensor | None = None,
-    ) -> FeatureSet:
+    def from_published(cls, query_pt: str | Path, pool_pt: str | Path, positives: Mapping[str, Sequence[str]]) -> FeatureSet:
         """Join two published `*_IT_dict.pt` files. Ids come back in M-BEIR's "dataset:number" form.
 
         Args:
             query_pt: File of the queries.
             pool_pt: File of the candidates.
             positives: Query id -> candidate ids. Unknown ids are an error with a count and an example.
-            pairs: (P, 2) rows of queries and positives, in place of `positives`.
         """
         queries, query_ids = read_published(query_pt, QUERIES_PER_DATASET)
         pool, pool_ids = read_published(pool_pt, CANDIDATES_PER_DATASET)
-        if (positives is None) == (pairs is None):
-            raise GeniusError("from_published needs either positives (by id) or pairs (by row)")
-        if positives is not None:
-            pairs = pairs_from_ids(positives, query_ids, pool_ids)
-        assert pairs is not None
-        no_task = torch.full((len(query_ids),), -1, dtype=torch.long)
-        return cls(queries, pool, pairs.long(), query_ids, pool_ids, no_task, {})
+        return cls(queries, pool, pairs_from_ids(positives, query_ids, pool_ids), query_ids, pool_ids)
 
 
 def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[str], pool_ids: Sequence[str]) -> Tensor:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from genius.errors import GeniusError
@@ -183,8 +182,7 @@ def encode_items(
         Features of the items that could be read, their positions, and one line for each that could not.
     """
     rows = [_row(item) for item in items]
-    towers = lambda batch: _towers(batch, encoder)  # noqa: E731
-    return _encode(rows, encoder, towers, batch_size, on_error, on_progress, on_picture, workers)
+    return _encode(rows, encoder, batch_size, on_error, on_progress, on_picture, workers)
 
 
 def encode_queries(
@@ -209,7 +207,7 @@ def encode_queries(
     if not instructions:
         queries = [replace(query, target=None) for query in queries]
     rows = [_row(query) for query in queries]
-    return _encode(rows, encoder, lambda batch: _towers(batch, encoder), batch_size, "raise", on_progress, None, workers)[0]
+    return _encode(rows, encoder, batch_size, "raise", on_progress, None, workers)[0]
 
 
 class _Row(NamedTuple):
@@ -231,8 +229,7 @@ def _row(item: Item | Query) -> _Row:
 
 def _encode(
     rows: Sequence[_Row],
-    encoder: Encoder | PairEncoder,
-    encode_batch: Callable[[_Batch], Features],
+    encoder: Encoder,
     batch_size: int | Sequence[int],
     on_error: OnError,
     on_progress: Callable[[int], None] | None,
@@ -266,11 +263,11 @@ def _encode(
                 continue
             kept.append(start + offset)
             good.append((row, picture))
-        parts.append(encode_batch(good))
+        parts.append(_towers(good, encoder))
         if on_progress is not None:
             on_progress(len(batch))
     if not parts:
-        parts.append(encode_batch([]))
+        parts.append(_towers([], encoder))
     features = Features.cat(parts)
     if not getattr(encoder, "without_torch", False):
         features = features.as_tensors()
@@ -292,18 +289,12 @@ def _at_most(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def _masks(batch: _Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(n,) which have an image, and which have a text."""
-    image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
-    text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
-    return image_mask, text_mask
-
-
 def _towers(batch: _Batch, encoder: Encoder) -> Features:
     n = len(batch)
     image: Any = np.zeros((n, encoder.width), np.float32)
     text: Any = np.zeros((n, encoder.width), np.float32)
-    image_mask, text_mask = _masks(batch)
+    image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
+    text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
     pairs = np.zeros(n, dtype=bool)
     if isinstance(encoder, PairEncoder):
         pairs = image_mask & text_mask

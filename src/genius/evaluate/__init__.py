@@ -26,8 +26,8 @@ from genius.evaluate.methods import (
     Ints,
     Method,
     MethodResult,
+    OtherEncoder,
     Pool,
-    ScoreFusion,
     Space,
 )
 from genius.model.genius import Genius
@@ -284,7 +284,7 @@ def build_methods(space: Space, config: EvalConfig) -> list[Method]:
         elif name == "dense-given":
             out.append(DenseGivenTarget())
         elif name == "score-fusion":
-            out.append(ScoreFusion())
+            out.append(OtherEncoder(space.data, name))
         elif name == "codes":
             out.append(CodesExhaustive())
         elif "default" in name:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.quantizer import score_fusion
 from genius.search.arrays import HOST, Arrays, Best
@@ -87,7 +86,6 @@ class Space:
         self.device = model.device
         self.positives: list[list[int]] = data.positives()
         self.query_z, self.query_dense = model.embed(data.queries)
-        self.query_score_fusion: Tensor | None = None  # the encoder's own embedding, made when a method needs it
         # vectors of a large pool are kept in fp16, as the published index does, and a very large pool's in host memory
         size = len(data.pool) * model.config.width
         self.dtype = torch.float32
@@ -131,12 +129,6 @@ class Space:
             if len(modalities) == 1:
                 out[query] = modalities.pop()
         return out
-
-    def score_fusion_queries(self) -> Tensor:
-        """(Q, D) the encoder's own unit vectors (score fusion, Eq. 2)."""
-        if self.query_score_fusion is None:
-            self.query_score_fusion = score_fusion(self.data.queries.to(self.device, torch.float32))
-        return self.query_score_fusion
 
     def local_positives(self, pool: Pool, queries: Ints) -> list[list[int]]:
         """Positives as rows of the pool. Some may lie in another task's pool (OVEN's and InfoSeek's queries name each
@@ -259,18 +251,8 @@ class DenseGivenTarget:
         return MethodResult(rows, scores, touched, seconds, bytes_per_item)
 
 
-class ScoreFusion:
-    """The encoder's own embedding, image + text (Eq. 2): CLIP-SF and BLIP-SF of the tables, with their encoder."""
-
-    label = "score-fusion"
-
-    def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
-        chosen = space.score_fusion_queries()[torch.from_numpy(queries).to(space.device)]
-        return _search(chosen, _fused_block(space.data.pool, pool, space.device), pool, k, chosen.shape[1] * 4)
-
-
 class OtherEncoder:
-    """The vectors of another encoder: score fusion of its features."""
+    """Score fusion (Eq. 2) of features: the encoder's own embedding, CLIP-SF and BLIP-SF of the tables with their encoders."""
 
     def __init__(self, features: FeatureSet, label: str) -> None:
         self.features = features
@@ -280,13 +262,12 @@ class OtherEncoder:
         if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
             raise GeniusError(f"the features of {self.label} belong to other queries or candidates than this evaluation")
         chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
-        block = _fused_block(self.features.pool, pool, space.device)
+        rows = torch.from_numpy(pool.rows)
+
+        def block(a: int, b: int) -> Tensor:
+            return score_fusion(self.features.pool[rows[a:b]].to(space.device, torch.float32))
+
         return _search(score_fusion(chosen), block, pool, k, self.features.pool.width * 4)
-
-
-def _fused_block(features: Features, pool: Pool, device: torch.device) -> RowBlock:
-    rows = torch.from_numpy(pool.rows)
-    return lambda a, b: score_fusion(features[rows[a:b]].to(device, torch.float32))
 
 
 class CodesExhaustive:

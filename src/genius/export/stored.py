@@ -21,7 +21,7 @@ from genius.encoders.graphs import TOKENIZER, encoder_settings, write_graphs_jso
 from genius.encoders.mini import WEIGHTS as ENCODER_WEIGHTS
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export import Fuse, Graph, Reconstruction, import_onnx, towers, trace_graph, without_metadata
+from genius.export import Fuse, Graph, import_onnx, towers, trace_graph, without_metadata
 from genius.files import write_whole
 from genius.model.generator import Generator
 from genius.model.genius import ENCODER, WEIGHTS, Genius
@@ -83,8 +83,6 @@ def _model_graphs(model: Genius) -> dict[str, Graph]:
     free = {"image": {0: ROWS}, "text": {0: ROWS}}
     graphs = {"fusion": Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, free)}
     if model.config.quantizer.labelled:
-        codes = torch.zeros(2, model.config.quantizer.levels, dtype=torch.long)
-        graphs["reconstruct"] = Graph(Reconstruction(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: ROWS}})
         graphs["modality"] = Graph(ModalityLogProbs(model.generator), {"z": vector}, ("log_probs",), {"z": {0: ROWS}})
     return graphs
 

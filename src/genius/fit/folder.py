@@ -55,7 +55,7 @@ from genius.index.folder import (
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
-from genius.index.reader import Reader, good_rows, resealed, whole_schema
+from genius.index.reader import Reader, good_rows, resealed
 from genius.index.searching import item_of_row
 from genius.index.store import Store
 from genius.model.genius import Genius
@@ -400,7 +400,7 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
     """A whole index of the same items under another model."""
-    stored_again(model, reader, whole_schema(reader), _with_codes(model, good_rows(reader)), target)
+    stored_again(model, reader, reader.schema, _with_codes(model, good_rows(reader)), target)
 
 
 def stored_again(model: Genius, reader: Reader, schema: Any, rows: Iterator[pa.RecordBatch], target: Path) -> None:

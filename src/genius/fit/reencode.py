@@ -39,6 +39,7 @@ from genius.index.folder import (
     WriteLock,
     about_of,
     begin_replacement,
+    clear,
     finish_swap,
     load_index_model,
     open_store,
@@ -46,7 +47,7 @@ from genius.index.folder import (
     take_name,
 )
 from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous_of, remove, replacement_of, write_origin
-from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows, whole_schema
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows
 from genius.index.searching import item_of_row
 from genius.model.genius import Genius
 from genius.types import Item
@@ -315,7 +316,7 @@ class _Run:
 
         self.say("writing the new index")
         self.count = 0
-        schema = whole_schema(reader)
+        schema = reader.schema
         sizes = {"_codes": model.quantizer.config.levels, "_embedding": model.config.width}
         for name, size in sizes.items():
             old = schema.field(name)
@@ -388,6 +389,7 @@ def go_back(folder: str | Path, *, device: torch.device | str = "cpu") -> WentBa
         with Index(previous, model, create=False) as index:
             carried, deleted = _carry_over(path, about, index)
             items = index.count()
+        clear(path, about)
         _exchange(path, previous, about)
     return WentBack(path, items, carried, deleted)
 

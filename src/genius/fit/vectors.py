@@ -117,61 +117,25 @@ def own_query_bank(queries: SyntheticQueries | None, fusion: Fusion, width: int,
     return replace(bank, probe_weight=neutral.probe_weight, probe_bias=neutral.probe_bias)
 
 
-def fit_own_vectors(
-    items: Sequence[Item], queries: NDArray[Any] | None = None, config: FitConfig | None = None, say: Say | None = None
-) -> Fit:
-    """Fit codes and a decoder to items with vectors.
-
-    Args:
-        items: Each with a `vector` of the same width.
-        queries: (Q, D) vectors of queries, if some are known.
-        config: Sizes and steps.
-        say: Called with one line per step.
-
-    Returns:
-        The fit; its model has no encoder.
-
-    Raises:
-        GeniusError: If there is no item, or widths differ.
-    """
-    config = config or FitConfig()
-    features = _features_of(items)
-    fusion = sum_fusion(features)
-    fit_queries = own_queries(queries, fusion, fusion.embed(features), features.modality)
-    fit = fit_collection(features, fit_queries, config=config, say=say)
-    fit.model.queries = own_query_bank(fit_queries, fusion, features.width, config.seed)
-    return fit
-
-
-def unfitted_own_vectors(items: Sequence[Item], queries: NDArray[Any] | None = None, config: FitConfig | None = None) -> Genius:
-    """A model for vectors that are all compared: nothing is fitted (`genius.fit.unfitted_model`).
-
-    Args:
-        items: Each with a `vector` of the same width.
-        queries: (Q, D) vectors of queries, if some are known: item biases follow from them.
-        config: Its seed.
-
-    Raises:
-        GeniusError: If there is no item, or widths differ.
-    """
-    features = _features_of(items)
-    model = unfitted_model(features, config=config)
-    fit_queries = own_queries(queries, model.fusion, model.fusion.embed(features), features.modality)
-    model.queries = own_query_bank(fit_queries, model.fusion, features.width)
-    return model
-
-
 def _new_model(
     output: Path, sample: Sequence[Item], queries: Path | None, fitted: bool, config: FitConfig | None, say: Say | None
 ) -> tuple[Fit | None, Genius]:
-    """The model of a new index at `output`, saved inside it, and the fit, if codes are `fitted`."""
+    """The model of a new index at `output`, saved inside it, and the fit, if codes are `fitted` to a sample of its items.
+
+    Vectors of queries, where some are known, tell codes and item bias where queries look.
+    """
+    features = _features_of(sample)
+    fusion = sum_fusion(features)
     known = None if queries is None else read_array(queries, "query vectors")
+    fit_queries = own_queries(known, fusion, fusion.embed(features), features.modality)
+    config = config or FitConfig()
     done = None
     if fitted:
-        done = fit_own_vectors(sample, known, config, say)
+        done = fit_collection(features, fit_queries, config=config, say=say)
         model = done.model
     else:
-        model = unfitted_own_vectors(sample, known, config)
+        model = unfitted_model(features, config=config)
+    model.queries = own_query_bank(fit_queries, fusion, features.width, config.seed)
     save_inside(output, model)
     return done, model
 

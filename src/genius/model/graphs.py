@@ -2,8 +2,8 @@
 
 It embeds items and queries, says which modality a query wants, and assigns codes. The graphs were traced from the torch modules
 and compute from the same weight files, so there is one implementation of each part. What needs the decoder itself (beam search,
-its trace) loads the torch model when it is first used. `VectorModel` is the same for vectors of the user's own, which need no
-graphs: their embedding is their unit sum.
+its trace) loads the torch model when it is first used. A model of vectors of the user's own needs no graphs: their embedding is
+their unit sum, and its bank of queries says which modality is wanted.
 """
 
 from __future__ import annotations
@@ -70,11 +70,16 @@ class GraphModel(Embedder):
         self.directory = directory
         self.source = str(source)
         self.config = read_model_config(directory)
-        self.graphs = Graphs(directory)
-        self.encoder = _encoder_of(directory, self.config.encoder)
+        self.graphs: Graphs | None = None
+        self.encoder = None
+        if not has_graphs(directory) and holds_vectors(directory):
+            check_digests(directory)
+        else:
+            self.graphs = Graphs(directory)
+            self.encoder = _encoder_of(directory, self.config.encoder)
         if self.encoder is not None and self.encoder.width != self.config.width:
             raise GeniusError(f"the encoder is {self.encoder.width} wide, the model expects {self.config.width}")
-        if self.encoder is not None and self.encoder.fingerprint() != self.graphs.settings.get("encoder"):
+        if self.graphs and self.encoder and self.encoder.fingerprint() != self.graphs.settings.get("encoder"):
             raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
         self.knows = load_knows(directory)
         self.queries = QueryBank.load(directory, self.config.width)
@@ -103,6 +108,8 @@ class GraphModel(Embedder):
             features: N items or queries.
         """
         features.check(self.config.width)
+        if self.graphs is None:
+            return _unit_sum(features)
         parts: list[list[NDArray[np.float32]]] = []
         for start in range(0, max(len(features), 1), CHUNK):
             image, text = features[start : start + CHUNK].masked()
@@ -163,14 +170,26 @@ class GraphModel(Embedder):
         Args:
             codes: (N, M).
         """
-        return self.graphs.run("reconstruct", {"codes": codes})[0]
+        config = self.config.quantizer
+        total = np.zeros((len(codes), config.width), np.float32)
+        for level in range(config.levels):
+            rows = codes[:, level]
+            if config.has_modality_codebooks(level):
+                rows = rows + codes[:, 0] * config.level_sizes[level]
+            total += self._codebook(level, None)[rows]
+        return total
 
     def modality_log_probs(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
         """(N, 3) log p(modality | query): the decoder's first step.
 
         Args:
             z: (N, D) queries.
+
+        Raises:
+            GeniusError: For a model of vectors of the user's own, whose bank of queries has a probe for it.
         """
+        if self.graphs is None:
+            raise GeniusError(f"{self.directory} has no probe for the modality of queries")
         return self.graphs.run("modality", {"z": z})[0]
 
     @cached_property
@@ -204,70 +223,19 @@ class GraphModel(Embedder):
 
     def fingerprint(self) -> str:
         """The torch model's."""
-        return self.graphs.fingerprint
-
-
-class VectorModel(GraphModel):
-    """A model of the user's own vectors (`genius.index.vectors`): it has no encoder, and z is the unit sum of the vectors.
-
-    Args:
-        source: As for `GraphModel`; `holds_vectors` says whether it is one.
-
-    Raises:
-        GeniusError: If there is no such model, or a file is damaged.
-    """
-
-    def __init__(self, source: str | Path) -> None:
-        directory = resolve(source)
-        check_digests(directory)
-        self.directory = directory
-        self.source = str(source)
-        self.config = read_model_config(directory)
-        self.encoder = None
-        self.knows = load_knows(directory)
-        self.queries = QueryBank.load(directory, self.config.width)
-
-    def __repr__(self) -> str:
-        return f"VectorModel({self.source!r}, {self.config.width} wide)"
-
-    def embed(self, features: Features) -> tuple[Any, Any]:
-        """Features -> (z, dense), unit vectors (N, D); both are the same.
-
-        Args:
-            features: N items or queries.
-        """
-        features.check(self.config.width)
-        image, text = features.masked()
-        total: Any = image + text
-        lengths = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), LEAST_LENGTH)
-        z = (total / lengths).astype(np.float32)
-        return z, z
-
-    def reconstruct(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(N, D) sums of code vectors.
-
-        Args:
-            codes: (N, M).
-        """
-        modalities = codes[:, 0].tolist()
-        rows = []
-        for own, modality in zip(codes, modalities, strict=True):
-            first = self._codebook(0, None)[own[0]]
-            rows.append(first + sum(self._codebook(level, modality)[own[level]] for level in range(1, len(own))))
-        return np.array(rows, np.float32).reshape(len(codes), self.config.width)
-
-    def modality_log_probs(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Never asked for: the bank of queries has a probe for it (`holds_vectors`).
-
-        Args:
-            z: (N, D) queries.
-        """
-        raise GeniusError(f"{self.directory} has no probe for the modality of queries")
-
-    def fingerprint(self) -> str:
-        """The torch model's, from the same weights."""
+        if self.graphs is not None:
+            return self.graphs.fingerprint
         path = self.directory / WEIGHTS
         return model_fingerprint(self.config, read_arrays(path, array_names(path)), None)
+
+
+def _unit_sum(features: Features) -> tuple[Any, Any]:
+    """(z, dense) of vectors that are their own embedding; both are the same."""
+    image, text = features.masked()
+    total: Any = image + text
+    lengths = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), LEAST_LENGTH)
+    z = (total / lengths).astype(np.float32)
+    return z, z
 
 
 def holds_vectors(directory: Path) -> bool:
@@ -315,14 +283,8 @@ def load_model(source: str | Path, *, graphs: bool = False) -> Genius:
         GeniusError: If there is no such model; or it has no graphs and torch is not installed.
     """
     directory = resolve(source)
-    if graphs or not has_torch():
-        model: Any = None
-        if has_graphs(directory):
-            model = GraphModel(source)
-        elif directory.is_dir() and holds_vectors(directory):
-            model = VectorModel(source)
-        if model is not None:
-            return model  # type: ignore[no-any-return]
+    if (graphs or not has_torch()) and (has_graphs(directory) or (directory.is_dir() and holds_vectors(directory))):
+        return GraphModel(source)  # type: ignore[return-value]
     import_torch(f"the model {source}, which has no stored graphs,")
     from genius.model.genius import Genius
 

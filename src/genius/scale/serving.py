@@ -27,7 +27,7 @@ from genius.errors import GeniusError
 from genius.index import Index
 from genius.scale import LOCAL, connected
 from genius.serve.app import create_app
-from genius.serve.auth import ENVIRONMENT, KeyRing, check_exposure
+from genius.serve.auth import ENVIRONMENT, Keys, check_exposure
 from genius.serve.errors import error_response
 from genius.serve.settings import ServeConfig
 
@@ -56,7 +56,7 @@ class Replica:
     def __init__(self, index: Path, settings: ServeConfig, keys: Path | None, environ: Mapping[str, str], device: str) -> None:
         opened = Index.open(index, read_only=True)
         opened.model.to(device)
-        self.app = create_app(opened, settings, KeyRing.load(keys, environ))
+        self.app = create_app(opened, settings, Keys.load(keys, environ))
         self.service = self.app.state.service
 
     def check_health(self) -> None:
@@ -165,7 +165,7 @@ def application(arguments: dict[str, str]) -> Any:
         keys = Path(arguments["keys"])
     config = ReplicaConfig(least=least, most=most, device=arguments.get("device", "cpu"))
     settings = ServeConfig(read_only=True, host="0.0.0.0")
-    check_exposure(settings, KeyRing.load(keys).current())
+    check_exposure(settings, Keys.load(keys))
     return bound(Path(arguments["index"]), settings, keys, _keys_of(os.environ), config)
 
 

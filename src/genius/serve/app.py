@@ -23,7 +23,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.concurrency import run_in_threadpool
 
 from genius.index import Index
-from genius.serve.auth import KeyRing, Keys
+from genius.serve.auth import Keys
 from genius.serve.bodies import BodyLimit
 from genius.serve.errors import ApiError, install_handlers
 from genius.serve.logs import Observe, event
@@ -57,9 +57,7 @@ def named_collection(
     """Documents the path parameter; the routes read it themselves."""
 
 
-def create_app(
-    index: Index | Mapping[str, Index], config: ServeConfig | None = None, keys: Keys | KeyRing | None = None
-) -> FastAPI:
+def create_app(index: Index | Mapping[str, Index], config: ServeConfig | None = None, keys: Keys | None = None) -> FastAPI:
     """The app for open indexes. It closes them when it shuts down.
 
     Args:
@@ -74,8 +72,8 @@ def create_app(
     if isinstance(index, Mapping):
         collections = index
     else:
-        collections = {collection_name(getattr(index, "path", "")): index}
-    service = Service(collections, config, keys or Keys())
+        collections = {collection_name(index.path): index}
+    service = Service(collections, config, Keys() if keys is None else keys)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
@@ -131,12 +129,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     }
     document["security"] = [{}, {"bearer": []}, {"header": []}]
-    for path in document["paths"].values():
-        for operation in path.values():  # errors have our own shape
-            if "HTTPValidationError" in str(operation.get("responses", {}).get("422", {})):
-                operation["responses"].pop("422")
-    for name in ("HTTPValidationError", "ValidationError"):
-        components["schemas"].pop(name, None)
     app.openapi_schema = document
     return document
 

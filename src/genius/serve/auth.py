@@ -1,11 +1,11 @@
 """API keys: who sends a request, and what they may do.
 
-A key has a role (read or write; admin is accepted and equals write), a name, and optionally an expiry date. Only its SHA-256 is
-kept. Keys come from the environment (`GENIUS_API_KEYS="read:KEY,write:KEY"`) and from a file with one key per line:
+A key has a role (read or write) and a name. Only its SHA-256 is kept. Keys come from the environment
+(`GENIUS_API_KEYS="read:KEY,write:KEY"`) and from a file with one key per line:
 
-    read  KEY                              # searches and shows
-    write KEY name=importer                # also changes; logs call it "importer"
-    write sha256:HEX name=anna expires=2027-01-31
+    read  KEY                     # searches and shows
+    write KEY name=importer       # also changes; logs call it "importer"
+    write sha256:HEX name=anna
 
 The file is read again when it changes, so keys are added and withdrawn without a restart. Without any key the service is open,
 and therefore listens on loopback only. Shares of time and memory are counted per caller: a key's name, or an address.
@@ -20,9 +20,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -37,9 +36,9 @@ from genius.serve.settings import ServeConfig
 Role = Literal["read", "write"]
 ENVIRONMENT = "GENIUS_API_KEYS"
 MIN_KEY_LENGTH = 16
-GRANTS: Mapping[str, tuple[Role, ...]] = {"read": ("read",), "write": ("read", "write"), "admin": ("read", "write")}
+GRANTS: Mapping[str, tuple[Role, ...]] = {"read": ("read",), "write": ("read", "write")}
 RELOAD_INTERVAL_S = 1.0  # between looks at the key file
-LINE_FORMAT = "expected 'read KEY' or 'write KEY', then optionally name=NAME and expires=DATE"
+LINE_FORMAT = "expected 'read KEY' or 'write KEY', then optionally name=NAME"
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -48,20 +47,18 @@ class ApiKey:
     """One key, by its digest."""
 
     digest: bytes
-    role: str
-    name: str
-    expires: datetime | None = None
+    scopes: tuple[Role, ...]  # what it may do
+    name: str  # what logs call it
 
     @classmethod
-    def make(cls, role: str, key: str, where: str, name: str | None = None, expires: str | None = None) -> ApiKey:
+    def parse(cls, role: str, key: str, where: str, name: str = "") -> ApiKey:
         """A key from its text form.
 
         Args:
-            role: read, write or admin.
+            role: read or write.
             key: The key, or `sha256:` and the digest of one.
             where: Place that errors name; they never show the key itself.
-            name: What logs call it; by default the role and part of the digest.
-            expires: Date (valid until its end, UTC) or time.
+            name: Empty: the role and part of the digest.
 
         Raises:
             GeniusError: A part is not valid.
@@ -74,81 +71,44 @@ class ApiKey:
             raise GeniusError(f"{where}: a {role} key is shorter than {MIN_KEY_LENGTH} characters")
         else:
             digest = _digest(key)
-        if name is not None and not re.fullmatch(r"[\w.@-]{1,64}", name):
-            raise GeniusError(f"{where}: a key's name has letters, digits and . _ - @, at most 64")
-        expiry = None
-        if expires is not None:
-            expiry = _parse_expiry(expires, where)
-        return cls(digest, role, name or f"{role}-{digest[:4].hex()}", expiry)
-
-    @property
-    def scopes(self) -> tuple[Role, ...]:
-        return GRANTS[self.role]
-
-    def expired(self) -> bool:
-        return self.expires is not None and self.expires <= datetime.now(UTC)
+        return cls(digest, GRANTS[role], name or f"{role}-{digest[:4].hex()}")
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    """The configured keys."""
+    """The configured keys. A file of keys is read again when it changes; an unusable one leaves the keys as they were.
 
-    entries: tuple[ApiKey, ...] = ()
+    Args:
+        entries: The keys.
+        file: Where keys are read again.
+        environ: Environment variables, whose keys stay.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self.entries)  # expired ones count: a server whose keys have all expired is closed, not open
-
-    @classmethod
-    def parse(cls, pairs: Sequence[tuple[str, str]], where: str) -> Keys:
-        """Keys from (role, key) pairs."""
-        return cls(tuple(ApiKey.make(role, key, where) for role, key in pairs))
-
-    @classmethod
-    def load(cls, file: Path | None = None, environ: Mapping[str, str] | None = None) -> Keys:
-        """Keys of the file and of the environment together."""
-        if environ is None:
-            environ = os.environ
-        entries: list[ApiKey] = []
-        if file is not None:
-            entries += _read_key_file(file)
-        for part in re.split(r"[,\s]+", environ.get(ENVIRONMENT, "")):
-            if part:
-                role, _, key = part.partition(":")
-                entries.append(ApiKey.make(role, key, ENVIRONMENT))
-        return cls(tuple(entries))
-
-    def find(self, presented: str | None) -> ApiKey | None:
-        """The presented key, with its strongest role if it is listed twice. All keys are compared, in constant time."""
-        if presented is None:
-            return None
-        digest = _digest(presented)
-        matching = [key for key in self.entries if hmac.compare_digest(key.digest, digest)]
-        valid = [key for key in matching if not key.expired()]
-        return max(valid or matching, key=lambda key: len(key.scopes), default=None)
-
-    def scopes(self, presented: str | None) -> tuple[Role, ...]:
-        """What the presented key may do now."""
-        key = self.find(presented)
-        if key is None or key.expired():
-            return ()
-        return key.scopes
-
-
-class KeyRing:
-    """The keys as they are now. An unusable file leaves the keys as they were and is reported in the log."""
-
-    def __init__(self, keys: Keys, file: Path | None = None, environ: Mapping[str, str] | None = None) -> None:
-        self._keys = keys
+    def __init__(self, entries: Iterable[ApiKey] = (), file: Path | None = None, environ: Mapping[str, str] = os.environ) -> None:
+        self._entries = tuple(entries)
         self._file = file
         self._environ = environ
         self._file_state = self._stat()
         self._checked_at = time.monotonic()
 
     @classmethod
-    def load(cls, file: Path | None = None, environ: Mapping[str, str] | None = None) -> KeyRing:
-        return cls(Keys.load(file, environ), file, environ)
+    def load(cls, file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Keys:
+        """Keys of a file and of the environment together.
 
-    def current(self) -> Keys:
+        Args:
+            file: One key per line.
+            environ: Environment variables.
+
+        Raises:
+            GeniusError: A key or the file is not valid.
+        """
+        return cls(_read_keys(file, environ), file, environ)
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    @property
+    def entries(self) -> tuple[ApiKey, ...]:
+        """The keys as they are now."""
         now = time.monotonic()
         if self._file is not None and now - self._checked_at >= RELOAD_INTERVAL_S:
             self._checked_at = now
@@ -156,15 +116,23 @@ class KeyRing:
             if state != self._file_state:
                 self._file_state = state
                 self._reload()
-        return self._keys
+        return self._entries
+
+    def find(self, presented: str | None) -> ApiKey | None:
+        """The presented key, with its stronger role if it is listed twice. All keys are compared, in constant time."""
+        if presented is None:
+            return None
+        digest = _digest(presented)
+        matching = [key for key in self.entries if hmac.compare_digest(key.digest, digest)]
+        return max(matching, key=lambda key: len(key.scopes), default=None)
 
     def _reload(self) -> None:
         try:
-            self._keys = Keys.load(self._file, self._environ)
+            self._entries = tuple(_read_keys(self._file, self._environ))
         except GeniusError as error:
             event("keys_not_reloaded", logging.ERROR, message=str(error))
         else:
-            event("keys_reloaded", keys=[f"{key.role} {key.name}" for key in self._keys.entries])
+            event("keys_reloaded", keys=[f"{key.scopes[-1]} {key.name}" for key in self._entries])
 
     def _stat(self) -> tuple[int, int, int] | None:
         if self._file is None:
@@ -176,6 +144,17 @@ class KeyRing:
         return about.st_mtime_ns, about.st_size, about.st_ino
 
 
+def _read_keys(file: Path | None, environ: Mapping[str, str]) -> list[ApiKey]:
+    keys = []
+    if file is not None:
+        keys += _read_key_file(file)
+    for part in re.split(r"[,\s]+", environ.get(ENVIRONMENT, "")):
+        if part:
+            role, _, key = part.partition(":")
+            keys.append(ApiKey.parse(role, key, ENVIRONMENT))
+    return keys
+
+
 def _read_key_file(file: Path) -> list[ApiKey]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -183,14 +162,14 @@ def _read_key_file(file: Path) -> list[ApiKey]:
         raise GeniusError(f"cannot read the key file {file}: {error}") from None
     keys = []
     for number, line in enumerate(lines, 1):
-        where = f"{file}, line {number}"
-        words = line.split("#", 1)[0].split()
-        if not words:
+        text = " ".join(line.split("#", 1)[0].split())
+        if not text:
             continue
-        options = dict(word.partition("=")[::2] for word in words[2:])
-        if len(words) < 2 or set(options) - {"name", "expires"} or len(options) != len(words) - 2:
-            raise GeniusError(f"{where}: {LINE_FORMAT}")
-        keys.append(ApiKey.make(words[0], words[1], where, options.get("name"), options.get("expires")))
+        match = re.fullmatch(r"(\S+) (\S+)(?: name=([\w.@-]{1,64}))?", text)
+        if match is None:
+            raise GeniusError(f"{file}, line {number}: {LINE_FORMAT}")
+        role, key, name = match.groups()
+        keys.append(ApiKey.parse(role, key, f"{file}, line {number}", name or ""))
     if not keys:
         raise GeniusError(f"the key file {file} holds no key")
     return keys
@@ -200,34 +179,18 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _parse_expiry(text: str, where: str) -> datetime:
-    """A date (valid until its end, UTC) or a time."""
-    try:
-        if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-            return datetime.combine(date.fromisoformat(text) + timedelta(days=1), datetime.min.time(), UTC)
-        when = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise GeniusError(f"{where}: expires={text!r} is no date such as 2027-01-31 or 2027-01-31T12:00:00Z") from None
-    if when.tzinfo is None:
-        return when.replace(tzinfo=UTC)
-    return when
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request, and what they may do."""
 
-    name: str  # of the key; "anyone" on a server without keys
+    key: str | None  # its name; None on a server without keys
     scopes: tuple[Role, ...]
     address: str
-    keyed: bool  # False: identified by the address alone
 
     @property
     def owner(self) -> str:
         """Whose share of the work a request belongs to."""
-        if self.keyed:
-            return self.name
-        return self.address
+        return self.key or self.address
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
@@ -239,9 +202,9 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 
 def identify(keys: Keys, headers: Mapping[str, str], address: str) -> Caller:
-    """The caller, or 401: no key, an unknown one, or an expired one."""
+    """The caller, or 401: no key, or an unknown one."""
     if not keys:
-        return Caller("anyone", ("read", "write"), address, False)
+        return Caller(None, ("read", "write"), address)
     presented = presented_key(headers)
     key = keys.find(presented)
     if key is None:
@@ -249,9 +212,7 @@ def identify(keys: Keys, headers: Mapping[str, str], address: str) -> Caller:
         if presented is None:
             problem = "this server needs an API key"
         raise ApiError(401, f"{problem}: send 'Authorization: Bearer KEY'")
-    if key.expired():
-        raise ApiError(401, f"this API key has expired, on {key.expires:%Y-%m-%d}")
-    return Caller(key.name, key.scopes, address, True)
+    return Caller(key.name, key.scopes, address)
 
 
 def authorize(caller: Caller, needed: Role) -> None:

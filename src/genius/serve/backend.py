@@ -11,8 +11,6 @@ import functools
 import io
 import json
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,6 +23,7 @@ from PIL import Image
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.overview import Placed, Planes
+from genius.index.target import default_target
 from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, TooManyPixels, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
@@ -51,6 +50,7 @@ MAX_EXPLAINED = 10  # results explained
 LARGE_K = 100  # a search for more results has the lane of large searches
 LARGE_LANE = "large"
 MAX_LISTINGS = 8  # orders of a collection that are kept
+MAX_COUNTS = 10_000  # of items below a prefix, likewise
 SortKey = tuple[Any, str]
 """Value of the field that a listing is ordered by (None: by id alone, or the item lacks it), and the item's id."""
 
@@ -159,10 +159,9 @@ class Backend:
         self.base = base
         self.planes = Planes(index)
         self._query_side = query_side
-        self._counts: dict[tuple[int, ...], int] = {}  # prefix -> items below it, at version `_counts_version`
-        self._counts_version = ("", -1)
-        self._listings: OrderedDict[tuple[tuple[str, int], str | None, str | None, bool], list[SortKey]] = OrderedDict()
-        self._lock = threading.Lock()
+        # both read much, and are the same for one version of the index
+        self._count_below = functools.lru_cache(MAX_COUNTS)(lambda version, prefix: index.below(prefix, limit=0).count)
+        self._sorted_keys = functools.lru_cache(MAX_LISTINGS)(lambda version, *order: self._sort_keys(*order))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -278,7 +277,7 @@ class Backend:
 
     def list_items(self, page: Page) -> ListResponse:
         """One page of items, ordered by id or by a metadata field."""
-        keys = self._sorted_keys(page)
+        keys = self._sorted_keys(self._version(), page.where, page.order_by, page.descending)
         start = 0
         if page.after is not None:
             try:
@@ -295,22 +294,12 @@ class Backend:
         listed = [ListedItem(**self._shown(item)) for item in items]
         return ListResponse(items=listed, total=len(keys), next_cursor=next_cursor)
 
-    def _sorted_keys(self, page: Page) -> list[SortKey]:
-        """(value, id) of all matching items in order. Kept for the version: building them reads the whole collection."""
-        wanted = (self._version(), page.where, page.order_by, page.descending)
-        with self._lock:
-            if wanted in self._listings:
-                self._listings.move_to_end(wanted)
-                return self._listings[wanted]
-        if page.order_by is not None:
-            self.check_field(page.order_by)
-        keys = [(value, item_id) for item_id, value in self.index.values(page.order_by, page.where)]
-        keys.sort(key=page.order)
-        with self._lock:
-            self._listings[wanted] = keys
-            while len(self._listings) > MAX_LISTINGS:
-                self._listings.popitem(last=False)
-        return keys
+    def _sort_keys(self, where: str | None, order_by: str | None, descending: bool) -> list[SortKey]:
+        """(value, id) of all matching items in order."""
+        if order_by is not None:
+            self.check_field(order_by)
+        keys = [(value, item_id) for item_id, value in self.index.values(order_by, where)]
+        return sorted(keys, key=Page(0, None, where, order_by, descending).order)
 
     def check_query(self, vector: Sequence[float] | None, mode: str) -> None:
         """Refuse a query that this index cannot answer before it shares a batch with others.
@@ -385,12 +374,24 @@ class Backend:
         """A sample of items on a plane, and where these lie on it."""
         plane, alive = self.planes.now()
         if plane is None:
-            return MapResponse(count=0, method="pca", drawing=False, items=[], found=[])
+            return MapResponse(count=0, items=[], found=[])
         found = []
         if ids:
             found = [self._placed(at) for at in self.planes.locate(plane, ids)]
         items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), method="pca", drawing=False, items=items, found=found)
+        return MapResponse(count=len(alive), items=items, found=found)
+
+    def info(self) -> dict[str, Any]:
+        """What the index holds: fields of `InfoResponse`."""
+        default = default_target(self.index.modalities())
+        return {
+            "items": self.index.count(),
+            "level_sizes": list(self.index.about.levels),
+            "fields": self.index.columns(),
+            "words": self.index.words_fields(),
+            "default_target": None if default is None else default.label,
+            "advice": self.index.advice(),
+        }
 
     def close(self) -> None:
         self.index.close()
@@ -428,21 +429,14 @@ class Backend:
         )
 
     def _path(self, codes: Sequence[int]) -> list[CodeStep]:
-        """Every prefix with its number of items. Counts are kept for the version: those of short prefixes read much."""
+        """Every prefix with its number of items."""
         version = self._version()
-        with self._lock:
-            if self._counts_version != version or len(self._counts) > 10_000:
-                self._counts = {}
-                self._counts_version = version
-            known = self._counts
         steps = []
         count = -1
         for length in range(1, len(codes) + 1):
             prefix = tuple(int(code) for code in codes[:length])
             if count != 1:  # a single item stays a single item below
-                if prefix not in known:
-                    known[prefix] = self.index.below(prefix, limit=0).count
-                count = known[prefix]
+                count = self._count_below(version, prefix)
             steps.append(CodeStep(code=prefix[-1], prefix=join(prefix), count=count))
         return steps
 

@@ -3,9 +3,9 @@
 A bounded queue and a few worker threads. Nothing here knows what a job is: `run` takes jobs of one group and returns a result
 or an exception for each. A job that nobody waits for any more is not run.
 
-Jobs wait in *lanes* (types of work) and, within a lane, by *owner* (the caller). Lanes get equal shares of the workers' time, and
-owners equal shares of their lane's, as far as each has something waiting (start-time fair queueing). When the queue is full, a
-caller with few jobs waiting replaces the newest job of the one with the most.
+Jobs wait by *lane* (the type of work) and *owner* (the caller). Each such pair gets an equal share of the workers' time, as far
+as it has something waiting (start-time fair queueing). When the queue is full, a caller with few jobs waiting replaces the newest
+job of the one with the most.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Generic, TypeVar
 
 J = TypeVar("J")
 R = TypeVar("R")
+Share = tuple[str, str]
+"""Lane and owner."""
 
 
 class QueueFull(Exception):
@@ -38,111 +40,80 @@ class Closed(Exception):
     """The service is shutting down and takes no new work."""
 
 
-@dataclass(slots=True)
-class _Owner(Generic[J]):
-    """Jobs of one caller in a lane, as (arrival number, job)."""
-
-    used: float  # seconds of work charged, plus the lane's clock when it joined
-    jobs: deque[tuple[int, J]] = field(default_factory=deque)
-
-
-@dataclass(slots=True)
-class _Lane(Generic[J]):
-    used: float = 0.0
-    clock: float = 0.0  # `used` of the owner served last: newcomers start here, so that waiting earns nothing
-    owners: dict[str, _Owner[J]] = field(default_factory=dict)  # only those with jobs waiting
-
-    def first_arrival(self) -> int:
-        return min(owner.jobs[0][0] for owner in self.owners.values())
-
-
 class FairQueue(Generic[J]):
-    """Jobs in lanes and by owner. Not thread-safe: the batcher holds its lock."""
+    """Jobs by lane and owner. Not thread-safe: the batcher holds its lock."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, _Lane[J]] = {}
-        self._clock = 0.0
-        self._count = 0
+        self._waiting: dict[Share, deque[tuple[int, J]]] = {}  # (arrival number, job); only shares with jobs
+        self._used: dict[Share, float] = {}  # seconds of work charged, from the clock on
+        self._clock = 0.0  # `used` of the share served last: newcomers start here, so that waiting earns nothing
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(len(jobs) for jobs in self._waiting.values())
 
     def push(self, job: J, lane: str = "", owner: str = "") -> None:
-        place = self._lanes.setdefault(lane, _Lane())
-        if not place.owners:
-            place.used = max(place.used, self._clock)
-        if owner not in place.owners:
-            place.owners[owner] = _Owner(place.clock)
-        place.owners[owner].jobs.append((self._arrivals, job))
+        share = lane, owner
+        if share not in self._waiting:
+            self._waiting[share] = deque()
+            self._used[share] = max(self._used.get(share, 0.0), self._clock)
+        self._waiting[share].append((self._arrivals, job))
         self._arrivals += 1
-        self._count += 1
 
     def take(self, limit: Callable[[str], int], alike: Callable[[J, J], bool]) -> tuple[str, list[tuple[str, J]]]:
-        """The next jobs: the first of the owner whose turn it is, and others of its lane that may share its pass.
+        """The next jobs: the first of the share whose turn it is, and others of its lane that may join its pass.
 
         Args:
             limit: Most jobs of a pass, by lane.
-            alike: Whether two jobs may share a pass.
+            alike: Whether two jobs may be in one pass.
 
         Returns:
             The lane, and (owner, job) pairs in order of arrival after the first. Call it only when something waits.
         """
-        waiting = [name for name, lane in self._lanes.items() if lane.owners]
-        name = min(waiting, key=lambda n: (self._lanes[n].used, self._lanes[n].first_arrival()))
-        lane = self._lanes[name]
-        owner = min(lane.owners, key=lambda o: (lane.owners[o].used, lane.owners[o].jobs[0][0]))
-        self._clock = lane.used
-        lane.clock = lane.owners[owner].used
-        arrival, first = lane.owners[owner].jobs[0]
+        share = min(self._waiting, key=lambda one: (self._used[one], self._waiting[one][0][0]))
+        self._clock = self._used[share]
+        self._used = {one: used for one, used in self._used.items() if one in self._waiting or used > self._clock}
+        lane, owner = share
+        arrival, first = self._waiting[share][0]
         chosen = [(arrival, owner, first)]
-        most = limit(name)
+        most = limit(lane)
         if most > 1:
             others = [
                 (number, who, job)
-                for who, place in lane.owners.items()
-                for number, job in place.jobs
-                if number != arrival and alike(first, job)
+                for (where, who), jobs in self._waiting.items()
+                for number, job in jobs
+                if where == lane and number != arrival and alike(first, job)
             ]
             others.sort(key=lambda entry: entry[0])
             chosen += others[: most - 1]
-        self._remove(lane, {number for number, _, _ in chosen})
-        return name, [(who, job) for _, who, job in chosen]
+        for number, who, _ in chosen:
+            self._remove((lane, who), number)
+        return lane, [(who, job) for _, who, job in chosen]
 
     def charge(self, lane: str, owners: Sequence[str], seconds: float) -> None:
-        """Charge a pass of `seconds` to its lane, and in equal parts to the owners of its jobs (one entry per job)."""
-        place = self._lanes[lane]
-        place.used += seconds
+        """Charge a pass of `seconds` in equal parts to the owners of its jobs (one entry per job)."""
         for owner in owners:
-            if owner in place.owners:
-                place.owners[owner].used += seconds / len(owners)
+            self._used[lane, owner] = self._used.get((lane, owner), self._clock) + seconds / len(owners)
 
     def evict(self, lane: str, owner: str) -> J | None:
-        """Remove the newest job of whoever has most waiting, if that is at least two more than the given owner has."""
-        sizes = {(name, who): len(place.jobs) for name, ln in self._lanes.items() for who, place in ln.owners.items()}
-        largest = max(sizes, key=lambda cell: sizes[cell], default=None)
-        if largest is None or sizes[largest] < sizes.get((lane, owner), 0) + 2:
+        """Remove the newest job of the share with most waiting, if that is at least two more than the given one has."""
+        largest = max(self._waiting, key=lambda share: len(self._waiting[share]), default=None)
+        if largest is None or len(self._waiting[largest]) < len(self._waiting.get((lane, owner), ())) + 2:
             return None
-        crowded = self._lanes[largest[0]]
-        arrival, job = crowded.owners[largest[1]].jobs[-1]
-        self._remove(crowded, {arrival})
+        arrival, job = self._waiting[largest][-1]
+        self._remove(largest, arrival)
         return job
 
     def drain(self) -> Iterator[J]:
         """Remove and yield everything."""
-        for lane in self._lanes.values():
-            for place in lane.owners.values():
-                yield from (job for _, job in place.jobs)
-            lane.owners.clear()
-        self._count = 0
+        for jobs in self._waiting.values():
+            yield from (job for _, job in jobs)
+        self._waiting.clear()
 
-    def _remove(self, lane: _Lane[J], arrivals: set[int]) -> None:
-        self._count -= len(arrivals)
-        for owner in list(lane.owners):
-            place = lane.owners[owner]
-            place.jobs = deque(entry for entry in place.jobs if entry[0] not in arrivals)
-            if not place.jobs:
-                del lane.owners[owner]
+    def _remove(self, share: Share, arrival: int) -> None:
+        left = deque(entry for entry in self._waiting.pop(share) if entry[0] != arrival)
+        if left:
+            self._waiting[share] = left
 
 
 @dataclass(slots=True)
@@ -183,7 +154,6 @@ class Batcher(Generic[J, R]):
         run: Takes jobs of one group, returns one result or exception each.
         max_batch: Most jobs of a pass.
         queue_size: Jobs that may wait.
-        linger_s: How long a pass waits for more jobs.
         pass_s: Target duration of a pass; batches of a lane shrink to keep it.
         workers: Threads.
         group: Jobs with equal groups may share a pass.
@@ -199,7 +169,6 @@ class Batcher(Generic[J, R]):
         *,
         max_batch: int,
         queue_size: int,
-        linger_s: float = 0.0,
         pass_s: float = float("inf"),
         workers: int = 1,
         group: Callable[[J], Hashable] = lambda job: None,
@@ -214,7 +183,6 @@ class Batcher(Generic[J, R]):
         self._on_batch = on_batch
         self._max_batch = max_batch
         self._queue_size = queue_size
-        self._linger_s = linger_s
         self._pass_s = pass_s
         self._cautious = frozenset(cautious)
         self._queue: FairQueue[_Waiting[J, R]] = FairQueue()
@@ -306,23 +274,12 @@ class Batcher(Generic[J, R]):
     def _take(self) -> tuple[str, list[tuple[str, _Waiting[J, R]]]] | None:
         """Wait for work: a lane and its next jobs with their owners. None when closing and empty."""
         with self._changed:
-            while True:
-                while not self._queue:
-                    if self._closing:
-                        return None
-                    self._changed.wait()
-                self._linger()
-                if self._queue:  # another worker may have been quicker
-                    self._idle -= 1
-                    return self._queue.take(lambda lane: self._size(lane).most, self._alike)
-
-    def _linger(self) -> None:
-        """Wait a moment for more jobs, with the lock held."""
-        until = time.monotonic() + self._linger_s
-        while len(self._queue) < self._max_batch and not self._closing:
-            left = until - time.monotonic()
-            if left <= 0 or not self._changed.wait(left):
-                return
+            while not self._queue:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            self._idle -= 1
+            return self._queue.take(lambda lane: self._size(lane).most, self._alike)
 
     def _alike(self, one: _Waiting[J, R], other: _Waiting[J, R]) -> bool:
         return self._group(one.job) == self._group(other.job)

@@ -6,7 +6,6 @@ cost in bytes, seconds and pixels, checked before they are spent.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import threading
@@ -72,8 +71,7 @@ class Arrivals:
 
 
 class BodyLimit:
-    """ASGI middleware: bodies of at most `max_body_bytes`, within `body_timeout_s` and without gaps of `body_stall_s`; otherwise
-    413 or 408, or 503 when the bodies of all requests take too much memory. The deadline is checked with every message."""
+    """ASGI middleware: bodies of at most `max_body_bytes`, otherwise 413; 503 when those of all requests take too much memory."""
 
     def __init__(self, app: ASGIApp, config: ServeConfig, arrivals: Arrivals) -> None:
         self.app = app
@@ -89,8 +87,6 @@ class BodyLimit:
             refusal = error_response(413, self._too_large(), request_id=scope.get("request_id", ""))
             await refusal(scope, receive, send)
             return
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.config.body_timeout_s
         owner = ""
         size = 0
         arriving = True
@@ -100,7 +96,7 @@ class BodyLimit:
             if not arriving:
                 return await receive()  # waits for the client to disconnect, while the response is made
             owner = owner or owner_of(scope)  # the key is known by now
-            message = await self._next(receive, deadline)
+            message = await receive()
             if message["type"] != "http.request":
                 return message
             arriving = message.get("more_body", False)
@@ -115,23 +111,6 @@ class BodyLimit:
             await self.app(scope, limited, send)
         finally:
             self.arrivals.release(owner, size)
-
-    async def _next(self, receive: Receive, deadline: float) -> Message:
-        clock = asyncio.get_running_loop().time
-        stalled = clock() + self.config.body_stall_s
-        try:
-            async with asyncio.timeout_at(min(deadline, stalled)):
-                message = await receive()
-        except TimeoutError:
-            if stalled < deadline:
-                raise ApiError(408, f"nothing of the body arrived for {self.config.body_stall_s:g} s") from None
-            raise self._late() from None
-        if clock() > deadline:
-            raise self._late()
-        return message
-
-    def _late(self) -> ApiError:
-        return ApiError(408, f"the body did not arrive within {self.config.body_timeout_s:g} s")
 
     def _too_large(self) -> str:
         return f"the body is larger than {self.config.max_body_bytes:,} bytes"

@@ -1,6 +1,7 @@
 """Limits of one connection, which uvicorn has no options for: uvicorn's protocol over httptools, with a few checks.
 
-- Headers must be complete within `header_timeout_s`, and a client must read its response within `SEND_TIMEOUT_S`.
+- Headers must be complete within `header_timeout_s`, a body within `body_timeout_s`, and a client must read its response within
+  `SEND_TIMEOUT_S`.
 - Bytes that are not body (headers, chunk framing, trailers) are bounded, and so is the number of pieces a body comes in: parsing
   costs time per piece, and one-byte chunks would cost a thousand times their size.
 - Above `max_connections` the connection that has waited longest without a complete request is closed, of the address with most.
@@ -189,7 +190,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_timer()
+        self._start_timer(self._settings.body_timeout_s, self._body_late)
         if sum(name == b"host" for name, _ in self.headers) > 1:
             self._fail(400, "more than one Host header", "not_http")
         encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
@@ -213,6 +214,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._stop_timer()
         self._body_open = False
         super().on_message_complete()
         if self.cycle.response_complete:  # the end of a refused body: the connection is idle now
@@ -244,6 +246,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._start_timer(self._settings.header_timeout_s, self._headers_late)
             return
         self._refuse(408, f"the headers did not arrive within {self._settings.header_timeout_s:g} s", "slow_head")
+
+    def _body_late(self) -> None:
+        self._refuse(408, f"the body did not arrive within {self._settings.body_timeout_s:g} s", "slow_body")
 
     def _refuse(self, status: int, message: str, reason: str) -> None:
         """Respond without the app, and close."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import logging.handlers
 import re
 import sys
 import time
@@ -21,7 +20,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genius.errors import GeniusError
 from genius.serve.errors import error_response
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
@@ -83,52 +81,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
-class TextFormatter(logging.Formatter):
-    """The same as one line for a person who watches a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={json.dumps(str(value))[1:-1]}" for name, value in getattr(record, "fields", {}).items())
-        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()} {fields}".rstrip()
-        if record.levelno >= logging.WARNING:
-            line = f"{line} ({record.levelname.lower()})"
-        if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
-        return line
-
-
-def configure(level: str, audit: str = "") -> None:
-    """JSON lines for our logger and for uvicorn's; in a terminal, plain ones.
+def configure(level: str) -> None:
+    """JSON lines on stderr for our logger and for uvicorn's.
 
     Only the command line calls this: a library leaves logging alone.
 
     Args:
         level: debug, info, warning or error.
-        audit: File that gets a copy of every line about a change. It is opened again when it was moved away.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
-    handler.setLevel(level.upper())
+    handler.setFormatter(JsonFormatter())
     for name in ("genius.serve", "uvicorn"):
         target = logging.getLogger(name)
         target.handlers = [handler]
         target.propagate = False
         target.setLevel(level.upper())
-    uvicorn_error = logging.getLogger("uvicorn.error")
-    uvicorn_error.handlers = []
-    uvicorn_error.setLevel(level.upper())
-    if audit:
-        logger.addHandler(_change_handler(audit))
-        logger.setLevel(min(logger.level, logging.INFO))
-
-
-def _change_handler(path: str) -> logging.Handler:
-    try:
-        handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
-    except OSError as error:
-        raise GeniusError(f"cannot write the audit log {path}: {error.strerror or error}") from None
-    handler.setFormatter(JsonFormatter())
-    handler.addFilter(lambda record: "operation" in getattr(record, "fields", {}))
-    return handler
 
 
 def event(name: str, level: int = logging.INFO, exc_info: bool = False, **fields: Any) -> None:
@@ -201,7 +168,7 @@ class Observe:
                 ms=round(seconds * 1000, 2),
                 bytes_out=sent,
                 client=(scope.get("client") or ("", 0))[0],
-                key=caller.name if caller is not None and caller.keyed else None,
+                key=getattr(caller, "key", None),
                 request_id=request_id,
                 **state.get("change", {}),  # operation and ids of a write
             )

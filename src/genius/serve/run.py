@@ -84,7 +84,7 @@ def serve_workers(
 
 
 def _worker_app(open_app: Callable[[], FastAPI], config: ServeConfig) -> FastAPI:
-    logs.configure(config.log_level, config.audit)
+    logs.configure(config.log_level)
     try:
         return open_app()
     except GeniusError as error:

@@ -120,14 +120,10 @@ class SearchBody(Strict):
             content = self.image is not None or self.like is not None  # a text besides a vector is looked for by words
         if self.vector is not None and (content or negative):
             raise ValueError("send either a vector, or a text and an image")
-        if self.mode == "words" and not (self.text or "").strip():
-            raise ValueError("mode 'words' needs a query text")
         if self.image is not None and self.like is not None:
             raise ValueError("send either an image or 'like', not both")
         if self.minus_image is not None and self.minus_like is not None:
             raise ValueError("send either 'minus_image' or 'minus_like', not both")
-        if self.target is not None and self.modality is not None:
-            raise ValueError("send either target or modality, not both")
         return self
 
 
@@ -262,8 +258,6 @@ class PlacedOut(BaseModel):
 
 class MapResponse(BaseModel):
     count: int = Field(description="Items in the index.")
-    method: Literal["umap", "pca"] = Field(description="How the coordinates were computed: `pca`, by principal components.")
-    drawing: bool = Field(description="Always false; earlier versions drew a better map in the background.")
     items: list[PlacedOut] = Field(description="A sample of the index.")
     found: list[PlacedOut] = Field(description="The items of `at`.")
 

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ from genius.index import Index
 from genius.index.opened import Replaced
 from genius.index.target import Target
 from genius.search import SearchRequest
-from genius.serve.auth import Caller, KeyRing, Keys
+from genius.serve.auth import Caller, Keys
 from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
 from genius.serve.batching import Batcher, Closed, Expired, QueueFull
 from genius.serve.bodies import Arrivals, check_images, decode_base64, decode_image
@@ -55,11 +55,9 @@ class Service:
         keys: API keys; none: an open service.
     """
 
-    def __init__(self, collections: Mapping[str, Index], config: ServeConfig, keys: Keys | KeyRing) -> None:
+    def __init__(self, collections: Mapping[str, Index], config: ServeConfig, keys: Keys) -> None:
         self.config = config
-        if isinstance(keys, Keys):
-            keys = KeyRing(keys)
-        self.ring = keys
+        self.keys = keys
         self.metrics = Metrics()
         self.arrivals = Arrivals(config.max_inflight_bytes, config.small_body_bytes)
         self.backends: dict[str, Backend] = {}
@@ -76,7 +74,6 @@ class Service:
             _run,
             max_batch=config.max_batch,
             queue_size=config.queue_size,
-            linger_s=config.linger_ms / 1000,
             pass_s=config.pass_s,
             group=lambda job: job.group,
             lane=lambda job: job.lane,
@@ -91,10 +88,6 @@ class Service:
         self.metrics.queue.set_function(lambda: self.batcher.depth)
 
     @property
-    def keys(self) -> Keys:
-        return self.ring.current()
-
-    @property
     def backend(self) -> Backend:
         """The first collection."""
         return next(iter(self.backends.values()))
@@ -103,50 +96,44 @@ class Service:
 
     async def search(self, backend: Backend, body: SearchBody, image: bytes | None, caller: Caller) -> tuple[SearchResult, int]:
         """Results and the number of queries in the pass, or an ApiError that says what to do."""
-        with self._explaining_failures():
-            async with asyncio.timeout(self.config.timeout_s) as limit:
-                job = await self._job(backend, body, image, caller.owner)
-                future = self.batcher.submit(job, _left(limit), caller.owner)
-                return cast(tuple[SearchResult, int], await asyncio.wrap_future(future))
+        async with self._limited() as limit:
+            job = await self._job(backend, body, image, caller.owner)
+            future = self.batcher.submit(job, _left(limit), caller.owner)
+            return cast(tuple[SearchResult, int], await asyncio.wrap_future(future))
 
     async def search_batch(self, backend: Backend, bodies: Sequence[SearchBody], caller: Caller) -> list[SearchResult]:
         """Results of several queries, in their order. All or nothing: the first failure is the response, and names its query."""
-        with self._explaining_failures():
-            async with asyncio.timeout(self.config.timeout_s) as limit:
-                futures: list[asyncio.Future[tuple[SearchResult, int]]] = []
-                try:
-                    for number, body in enumerate(bodies):
-                        with _naming(number):
-                            image = decode_base64(body.image, self.config)
-                            job = replace(await self._job(backend, body, image, caller.owner), batched=True)
-                        futures.append(asyncio.wrap_future(self.batcher.submit(job, _left(limit), caller.owner)))
-                    results = []
-                    for number, future in enumerate(futures):
-                        with _naming(number):
-                            results.append((await future)[0])
-                    return results
-                finally:
-                    for future in futures:
-                        future.cancel()
+        futures: list[asyncio.Future[tuple[SearchResult, int]]] = []
+        async with self._limited() as limit:
+            try:
+                for number, body in enumerate(bodies):
+                    with _naming(number):
+                        image = decode_base64(body.image, self.config)
+                        job = replace(await self._job(backend, body, image, caller.owner), batched=True)
+                    futures.append(asyncio.wrap_future(self.batcher.submit(job, _left(limit), caller.owner)))
+                results = []
+                for number, future in enumerate(futures):
+                    with _naming(number):
+                        results.append((await future)[0])
+                return results
+            finally:
+                for future in futures:
+                    future.cancel()
 
     async def explain(self, backend: Backend, body: SearchBody, image: bytes | None, caller: Caller) -> dict[str, Any]:
         """How the results of a query come about. Queued with the searches, in a lane of its own."""
         most = self.config.max_explain_beams
         if body.beams is not None and body.beams > most:
             raise ApiError(422, f"beams: at most {most} for an explanation")
-        with self._explaining_failures():
-            async with asyncio.timeout(self.config.timeout_s) as limit:
-                job = await self._job(backend, body, image, caller.owner)
-                task = ExclusiveJob(lambda: backend.explain(job), "explain")
-                future = self.batcher.submit(task, _left(limit), caller.owner)
-                return cast(dict[str, Any], (await asyncio.wrap_future(future))[0])
+        async with self._limited() as limit:
+            job = await self._job(backend, body, image, caller.owner)
+            task = ExclusiveJob(lambda: backend.explain(job), "explain")
+            future = self.batcher.submit(task, _left(limit), caller.owner)
+            return cast(dict[str, Any], (await asyncio.wrap_future(future))[0])
 
     async def compute(self, work: Callable[[], T], caller: Caller, lane: str) -> T:
         """Run other work that takes processor time, queued with the searches in a lane of its own."""
-        with self._explaining_failures():
-            async with asyncio.timeout(self.config.timeout_s) as limit:
-                future = self.batcher.submit(ExclusiveJob(work, lane), _left(limit), caller.owner)
-                return cast(T, (await asyncio.wrap_future(future))[0])
+        return await self._alone(self.batcher, work, caller, lane)
 
     async def _job(self, backend: Backend, body: SearchBody, image: bytes | None, owner: str) -> Job:
         text, picture = await self._content(backend, body.text, image, body.like, owner)
@@ -194,10 +181,12 @@ class Service:
 
     async def read(self, work: Callable[[], T], caller: Caller, lane: str = "") -> T:
         """Run something that reads, in a thread, within the time limit. `lane`: slower reads have one of their own."""
-        with self._explaining_failures():
-            async with asyncio.timeout(self.config.timeout_s):
-                future = self.reading.submit(ExclusiveJob(work, lane), self.config.timeout_s, caller.owner)
-                return cast(T, (await asyncio.wrap_future(future))[0])
+        return await self._alone(self.reading, work, caller, lane)
+
+    async def _alone(self, queue: Batcher[Any, Any], work: Callable[[], T], caller: Caller, lane: str) -> T:
+        async with self._limited() as limit:
+            future = queue.submit(ExclusiveJob(work, lane), _left(limit), caller.owner)
+            return cast(T, (await asyncio.wrap_future(future))[0])
 
     async def check_images(self, images: Sequence[bytes | None], caller: Caller) -> None:
         """Refuse images by their headers before anything is stored. A broken one is found when it is decoded, and then
@@ -230,6 +219,13 @@ class Service:
         """503 while shutting down."""
         if self.draining:
             raise self._refuse("shutting_down", "the server is shutting down")
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
+        """Within the time limit of a request."""
+        with self._explaining_failures():
+            async with asyncio.timeout(self.config.timeout_s) as limit:
+                yield limit
 
     @contextmanager
     def _explaining_failures(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from genius.errors import GeniusError
 
-MAY_BE_ZERO = frozenset({"port", "linger_ms", "drain_s", "small_body_bytes"})
+MAY_BE_ZERO = frozenset({"port", "drain_s", "small_body_bytes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class ServeConfig:
     tls_cert: str = ""  # PEM file with the certificate and its chain; with tls_key: HTTPS
     tls_key: str = ""  # PEM file with its private key, without a password
     query_log: str = ""  # file that gets the vectors of queries, for `genius learn`; empty: none
-    audit: str = ""  # file that gets a copy of the log lines of changes (add, put, delete)
     read_only: bool = False  # refuse POST, PUT and DELETE on items, whatever the key
     # limits of one request
     max_body_bytes: int = 16_000_000  # larger bodies get 413
@@ -39,15 +38,13 @@ class ServeConfig:
     max_batch: int = 32  # queries that share one pass through the model
     pass_s: float = 0.5  # target duration of one pass, in seconds; batches shrink to keep it
     queue_size: int = 256  # queries that may wait; the next one gets 503
-    linger_ms: float = 0.0  # wait this long for more queries before a pass; 0: batch only what queued meanwhile
     max_writes: int = 16  # writes that may wait; the next one gets 503
     # time limits, in seconds
     timeout_s: float = 30.0  # a search, waiting included; then 504
     write_timeout_s: float = 120.0  # a write; then 504 (it may still complete)
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers; then 408
     keep_alive_s: float = 15.0  # an idle connection
-    body_timeout_s: float = 30.0  # a request body, first to last byte; then 408
-    body_stall_s: float = 10.0  # a gap within a request body; then 408
+    body_timeout_s: float = 30.0  # a request body, after its headers; then 408
     drain_s: float = 30.0  # finishing requests in flight after SIGTERM
     # presentation
     thumbnail_side: int = 384  # longest side of a thumbnail, in pixels

@@ -130,67 +130,46 @@ class Positives:
         return self._keys[place] == pairs
 
 
-class HardNegatives:
-    """Candidates that the current vectors rank high for a training query and that are not positives.
+# Hard negatives are candidates that the current vectors rank high for a training query and that are not its positives. Negatives
+# of the batch are other queries' positives and hardly ever the nearest ones: the title of the very product whose photo is wanted.
 
-    Lists (Q, LISTED), -1 where none is known. In-batch negatives are other queries' positives and hardly ever the
-    nearest negative: the title of the very product whose photo is wanted, say. Mined again a few times per stage.
+
+def mining_steps(rounds: int, steps: int) -> set[int]:
+    """When hard negatives are mined: evenly spread over the steps, not at the very start."""
+    return {round(steps * (i + 1) / (rounds + 1)) for i in range(rounds)}
+
+
+@torch.no_grad()
+def nearest_negatives(
+    query_rows: Tensor, queries: Tensor, pool_rows: Tensor, candidates: Tensor, positives: Positives, pool: int
+) -> Tensor:
+    """(n, LISTED) int32 rows of the nearest candidates that are no positives, -1 where there are fewer.
+
+    Args:
+        query_rows: (n,) rows of the queries.
+        queries: (n, D) their unit vectors.
+        pool_rows: (m,) rows of the candidates.
+        candidates: (m, D) their unit vectors.
+        positives: Of all queries.
+        pool: Size of the whole pool.
     """
-
-    def __init__(self, rounds: int, steps: int) -> None:
-        """`rounds` are evenly spread over the steps, none at the very start."""
-        self.at = {round(steps * (i + 1) / (rounds + 1)) for i in range(rounds)}
-
-    def sample(self, queries: int, pool: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-        """Rows of the queries that are mined in a round, and of the candidates."""
-        random = torch.Generator().manual_seed(seed)
-        limit = QUERIES_AT_MOST if device.type == "cuda" else QUERIES_AT_MOST // 10
-        query_rows = torch.randperm(queries, generator=random)[:limit].to(device)
-        return query_rows, torch.randperm(pool, generator=random)[:POOL_AT_MOST].to(device)
-
-    @torch.no_grad()
-    def mine(
-        self,
-        lists: Tensor,
-        query_rows: Tensor,
-        queries: Tensor,
-        pool_rows: Tensor,
-        candidates: Tensor,
-        positives: Positives,
-        pool: int,
-    ) -> None:
-        """Fill some rows of `lists` in place.
-
-        Args:
-            lists: (Q, LISTED) int32.
-            query_rows: (n,) rows of `lists` to fill.
-            queries: (n, D) their unit vectors.
-            pool_rows: (m,) rows of the candidates.
-            candidates: (m, D) their unit vectors.
-            positives: Of all queries.
-            pool: Size of the whole pool.
-        """
-        most = min(len(pool_rows), LISTED + 8)
-        for part in torch.arange(len(query_rows), device=query_rows.device).split(1024):
-            rows = query_rows[part]
-            nearest = pool_rows[nearest_rows(queries[part], candidates, most)]  # (n, most)
-            positive = positives.among(rows, nearest, pool)
-            order = positive.long().argsort(dim=1, stable=True)[:, : lists.shape[1]]  # negatives first, nearest first
-            best = nearest.gather(1, order).masked_fill(positive.gather(1, order), -1)
-            lists[rows, : best.shape[1]] = best.to(lists.dtype)
-
-    @staticmethod
-    def draw(lists: Tensor, rows: Tensor, instead: Tensor, seed: int) -> Tensor:
-        """(B,) one hard negative of each query; where none is known, the pool row of `instead`."""
-        generator = torch.Generator(rows.device).manual_seed(seed)
-        column = torch.randint(lists.shape[1], rows.shape, generator=generator, device=rows.device)
-        picked = lists[rows, column].long()
-        return torch.where(picked >= 0, picked, instead)
+    most = min(len(pool_rows), LISTED + 8)
+    lists = torch.full((len(query_rows), LISTED), -1, dtype=torch.int32, device=query_rows.device)
+    for part in torch.arange(len(query_rows), device=query_rows.device).split(1024):
+        nearest = pool_rows[nearest_rows(queries[part], candidates, most)]  # (n, most)
+        positive = positives.among(query_rows[part], nearest, pool)
+        order = positive.long().argsort(dim=1, stable=True)[:, :LISTED]  # negatives first, nearest first
+        best = nearest.gather(1, order).masked_fill(positive.gather(1, order), -1)
+        lists[part, : best.shape[1]] = best.to(lists.dtype)
+    return lists
 
 
-def no_lists(queries: int) -> Tensor:
-    """Lists before the first round."""
-    return torch.full((queries, LISTED), -1, dtype=torch.int32)
+def draw_negatives(lists: Tensor, instead: Tensor, seed: int) -> Tensor:
+    """(B,) one of each query's list (B, LISTED); where it holds none there, the pool row of `instead`."""
+    generator = torch.Generator(lists.device).manual_seed(seed)
+    column = torch.randint(lists.shape[1], instead.shape, generator=generator, device=lists.device)
+    picked = lists.gather(1, column[:, None])[:, 0].long()
+    return torch.where(picked >= 0, picked, instead)
 
 
 class FeatureRows:
@@ -257,7 +236,7 @@ class PairBatch(NamedTuple):
 class PairStage(Stage):
     """A contrastive stage: queries and pool by row (`FeatureRows`), positives on the training device."""
 
-    wrong_lists: Tensor  # (Q, L) int32 hard negatives, a buffer: a resumed run continues with the lists it had
+    wrong_lists: Tensor  # (Q, LISTED) int32 hard negatives, a buffer: a resumed run continues with the lists it had
 
     def __init__(
         self,
@@ -280,10 +259,9 @@ class PairStage(Stage):
         if config.modality_weight > 0:
             start = torch.randn(3, width, generator=torch.Generator().manual_seed(seed))
             self.modality_means = nn.Parameter(start)  # a direction for each target modality
-        self.hard: HardNegatives | None = None
-        if config.hard_negatives > 0:
-            self.hard = HardNegatives(config.hard_negatives, config.steps)
-            self.register_buffer("wrong_lists", no_lists(len(data.queries)))
+        self.mined_at = mining_steps(config.hard_negatives, config.steps)
+        if self.mined_at:
+            self.register_buffer("wrong_lists", torch.full((len(data.queries), LISTED), -1, dtype=torch.int32))
 
     @abstractmethod
     def embed(self, features: Features) -> Tensor:
@@ -299,23 +277,26 @@ class PairStage(Stage):
         return mean_hits(self.embed(self.held_out.queries), self.embed(self.held_out.pool), self.held_out)
 
     def before_step(self, step: int) -> None:
-        hard = self.hard
-        if hard is not None and step in hard.at:
-            once(lambda: self._mine(hard, step), lambda: [self.wrong_lists])
+        if step in self.mined_at:
+            once(lambda: self._mine(step), lambda: [self.wrong_lists])
 
-    def _mine(self, hard: HardNegatives, step: int) -> None:
-        size = len(self.pool)
-        query_rows, pool_rows = hard.sample(len(self.queries), size, self.pool.device, self.seed + step)
+    def _mine(self, step: int) -> None:
+        device = self.pool.device
+        random = torch.Generator().manual_seed(self.seed + step)
+        limit = QUERIES_AT_MOST if device.type == "cuda" else QUERIES_AT_MOST // 10
+        query_rows = torch.randperm(len(self.queries), generator=random)[:limit].to(device)
+        pool_rows = torch.randperm(len(self.pool), generator=random)[:POOL_AT_MOST].to(device)
         queries = self.embed_rows(self.queries, query_rows)
         candidates = self.embed_rows(self.pool, pool_rows)
-        hard.mine(self.wrong_lists, query_rows, queries, pool_rows, candidates, self.positives, size)
+        found = nearest_negatives(query_rows, queries, pool_rows, candidates, self.positives, len(self.pool))
+        self.wrong_lists[query_rows] = found
 
     def batch(self, step: int, micro: int, rank: int, world: int) -> PairBatch:
         rows, targets = self.drawn(step, micro)
         negatives = None
-        if self.hard is not None and step >= min(self.hard.at):
+        if self.mined_at and step >= min(self.mined_at):
             seed = step_seed(self.seed, self.name, step, micro) + 1  # another one than draws the positives
-            negatives = share(self.hard.draw(self.wrong_lists, rows, targets, seed), rank, world)
+            negatives = share(draw_negatives(self.wrong_lists[rows], targets, seed), rank, world)
         return PairBatch(share(rows, rank, world), share(targets, rank, world), negatives)
 
     def drawn(self, step: int, micro: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from genius.config import merge, to_dict
+from genius.config import flat, merge, to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
@@ -151,11 +151,10 @@ def _deciding_fields(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in NOT_PART_OF_THE_RUN}
 
 
-def _first_difference(old: Any, new: Any, where: str = "") -> str:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                return _first_difference(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
-    if not where:
+def _first_difference(old: Any, new: dict[str, Any]) -> str:
+    if not isinstance(old, dict):
         return "unreadable"
-    return f"{where} was {old!r}, is {new!r}"
+    before = flat(old)
+    after = flat(new)
+    name = next(name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))
+    return f"{name} was {before.get(name)!r}, is {after.get(name)!r}"

@@ -1,6 +1,12 @@
-"""Pictograms of our own, as SVG paths on a square of 24: a small collection to search in the documentation's pictures."""
+"""Pictograms of our own, as SVG paths on a square of 24: a small collection to search in the documentation's live demo."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+from genius.index import Index
+from genius.model.genius import Genius
+from genius.types import Item
 
 # name -> (filled shapes, drawn lines)
 PICTOGRAMS: dict[str, tuple[str, str]] = {
@@ -53,3 +59,19 @@ def picture(name: str) -> str:
     """A whole SVG file."""
     ground = '<rect x="-1" y="-1" width="26" height="26" fill="#fff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 26 26" width="128" height="128">{ground}{shape(name)}</svg>'
+
+
+def build(folder: Path) -> Path:
+    """An index of every pictogram in every colour, and of their names."""
+    files = folder / "drawings"
+    files.mkdir()
+    items = []
+    for name in names():
+        path = files / f"{name.replace(' ', '-')}.svg"
+        path.write_text(picture(name), encoding="utf-8")
+        items.append(Item(name, image=path, metadata={"name": name}))
+    items += [Item(name, text=name) for name in PICTOGRAMS]
+    path = folder / "drawings.genius"
+    with Index(path, Genius.from_pretrained("bundled:mini"), durable=False) as index:
+        index.add(items)
+    return path
