@@ -1,7 +1,7 @@
 """`builtin:default` trained on a benchmark and measured with the search that ships: every search beside dense search.
 
     python -m lab.above_dense train BENCHMARK FEATURES WORK OUT --seed N [--parts ...] [--set name=JSON]
-    python -m lab.above_dense bundled ICONVEC WORK OUT                         the same of `bundled:mini`, which is trained already
+    python -m lab.above_dense bundled ICONVEC WORK OUT                         the same of `bundled:mini`, as it ships
     python -m lab.above_dense unpack BENCHMARK FEATURES WORK PACK --seed N     vectors of such a training, on another machine
 
 BENCHMARK: fashion or icons; FEATURES: as in `lab.accuracy`; WORK: a folder for the training and its vectors; OUT: a folder for
@@ -75,9 +75,18 @@ class Run:
     device: str
 
     @classmethod
-    def of(cls, benchmark: str, features: Path, work: Path, seed: int, changes: dict[str, Any], device: str) -> Run:
-        """A run that nothing was trained of yet."""
-        data = {"fashion": fashion, "icons": icons}[benchmark](features)
+    def of(
+        cls,
+        benchmark: str,
+        features: Path,
+        work: Path,
+        seed: int,
+        changes: dict[str, Any],
+        device: str,
+        products: int | None = None,
+    ) -> Run:
+        """A run that nothing was trained of yet; `products`: only the first so many of fashion."""
+        data = {"fashion": fashion, "icons": icons}[benchmark](features, products)
         config = replace(read_train_config("builtin:default", changes), seed=seed, output=str(work / "model"))
         if data.honest is not None:
             data.honest.save(work / "held-out")
@@ -232,7 +241,7 @@ def unpacked(run: Run, file: Path) -> Trained:
 
 def unpack(args: argparse.Namespace) -> None:
     """Vectors of a packed training, as `lab.item_bias.Bench` reads them, with the codes that it had."""
-    run = Run.of(args.benchmark, args.features, args.work, args.seed, {}, "cpu")
+    run = Run.of(args.benchmark, args.features, args.work, args.seed, {}, "cpu", args.products)
     trained = unpacked(run, args.pack)
     with np.load(args.pack) as arrays:
         codes = arrays["codes"].astype(np.int64)
@@ -440,7 +449,7 @@ def train(args: argparse.Namespace) -> None:
     device = "cpu"
     if torch.cuda.is_available():
         device = "cuda"
-    run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device)
+    run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device, args.products)
     about = {
         "command": "python -m lab.above_dense train",
         "commit": os.environ.get("GENIUS_COMMIT", "") or current_commit(),
@@ -450,6 +459,7 @@ def train(args: argparse.Namespace) -> None:
         "benchmark": args.benchmark,
         "seed": args.seed,
         "changes": changes,
+        "products": args.products,
     }
     name = f"{args.benchmark}-{args.seed}"
     results = Results(args.out / f"above-dense-{name}.json", about)
@@ -504,6 +514,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for path in ("features", "work", "pack"):
         unpacking.add_argument(path, type=Path)
     unpacking.add_argument("--seed", type=int, default=0)
+    for command in (training, unpacking):
+        command.add_argument("--products", type=int, help="only the first so many fashion products")
     args = parser.parse_args(arguments)
     if args.command == "train":
         train(args)
