@@ -114,10 +114,8 @@ def table() -> str:
 def above_dense() -> str:
     """The default search with and without its item bias, as shares of dense search that is given the target modality."""
     bodies = [read("lab/results/above_dense_fashion.json"), read("lab/results/above_dense_icons.json")]
-    rows = [
-        f"| our search, relative to dense with the target given | fashion ({_trained(bodies[0])}) | icons ({_trained(bodies[1])}) |",
-        "|---|---|---|",
-    ]
+    heads = [f"fashion ({_trained(bodies[0])})", f"icons ({_trained(bodies[1])})"]
+    rows = [f"| our search, relative to dense with the target given | {heads[0]} | {heads[1]} |", "|---|---|---|"]
     for search, name in ABOVE_DENSE.items():
         cells = []
         for body in bodies:
