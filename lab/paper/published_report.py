@@ -24,11 +24,12 @@ MODALITIES = ("image", "text", "image-text pair")
 SAMPLES = ("training queries", "items", "unseen queries")
 
 
-def lines_of(part: str) -> list[Line]:
+def lines_of(part: str, measured: bool = True) -> list[Line]:
+    """Rows of a part; with `measured` those alone that were searched with, not only trained."""
     if not RESULTS.is_file():
         return []
     body = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return [line for line in body["lines"] if line["part"] == part]
+    return [line for line in body["lines"] if line["part"] == part and ("last" in line or not measured)]
 
 
 def groups(lines: list[Line]) -> dict[tuple[str, str], list[Line]]:
@@ -46,10 +47,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def spread(values: list[float], digits: int = 2) -> str:
     """The mean, and the range over seeds."""
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
+    mean, low, high = (f"{value:,.{digits}f}" for value in (float(np.mean(values)), min(values), max(values)))
+    if low == high:
         return mean
-    return f"{mean} ({min(values):.{digits}f} - {max(values):.{digits}f})"
+    return f"{mean} ({low} - {high})"
 
 
 def method_of(line: Line, name: str, beams: int, where: str = "last") -> Line:
@@ -74,6 +75,7 @@ def recipes() -> str:
         rows.append(
             [
                 f"{data}, {name}",
+                spread([line["steps"] for line in lines], 0),
                 str(len(lines)),
                 spread([hit(line["last"]["dense"]) for line in lines], 1),
                 spread([hit(line["last"]["codes"]) for line in lines], 1),
@@ -84,7 +86,7 @@ def recipes() -> str:
                 spread([share["worst"] for share in shares]),
             ]
         )
-    header = ["50 beams", "seeds", "dense", "codes, exhaustive", "GENIUS", "GENIUS^R"]
+    header = ["50 beams, hit@5", "steps", "seeds", "dense", "codes, exhaustive", "GENIUS", "GENIUS^R"]
     return table([*header, "GENIUS / dense", "GENIUS^R / dense", "worst task"], rows)
 
 
@@ -169,16 +171,33 @@ def modality() -> str:
 
 
 def confusion(lines: list[Line]) -> str:
-    """Items of each modality by their first code, in percent, for each training."""
+    """Items of each modality by their first code, in percent, for each stage 2."""
     rows = []
+    seen: set[str] = set()
     for line in lines:
+        mark = f"{line['data']} {line['row']} {line['quantizer']['confusion']}"
+        if mark in seen:
+            continue  # another stage 3 on the same stage 2
+        seen.add(mark)
         counts = np.array(line["quantizer"]["confusion"], float)
         shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
         for modality, values in zip(MODALITIES, shares, strict=True):
-            rows.append(
-                [f"{line['data']}, {line['row']}, seed {line['seed']}: {modality}", *(f"{value:.1f}" for value in values)]
-            )
-    return table(["items of a modality by first code, %", "1", "2", "3"], rows)
+            name = f"{line['data']}, {line['row']}, seed {line['seed']}: {modality}"
+            rows.append([name, *(f"{value:.1f}" for value in values), f"{line['quantizer']['purity']:.3f}"])
+    return table(["items of a modality by first code, %", "1", "2", "3", "purity"], rows)
+
+
+def learned_first_codes() -> str:
+    """Confusion of every quantizer whose first code is learned."""
+    lines = [*lines_of("published", False), *lines_of("modality", False)]
+    return confusion([line for line in lines if line["config"]["model"]["modality_code"] == "nearest"])
+
+
+def picture() -> str:
+    """The plot, where there is one."""
+    if not PLOT.is_file() or not size_points():
+        return ""
+    return "![Share of dense against training pairs per code](../images/paper-size.png)\n\n"
 
 
 def size_points() -> list[tuple[int, int, float, float, float]]:
