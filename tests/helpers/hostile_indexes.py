@@ -233,9 +233,7 @@ def all_hostile() -> list[Hostile]:
         Hostile("beside: a record that names docs", _record({"fresh": "nothing", "aside": "docs"}), opens=True),
         Hostile("beside: a record that names ..", _record({"fresh": "nothing", "aside": ".."}), opens=True),
         Hostile("beside: a record that is a pipe", lambda h, i: fifo(h / ".x.genius.swap.json"), opens=True),
-        Hostile(
-            "beside: a replacement that is a link", lambda h, i: (h / ".x.genius.refit-7").symlink_to(h / "docs"), opens=True
-        ),
+        Hostile("beside: a replacement that is a link", lambda h, i: (h / ".x.genius.next").symlink_to(h / "docs"), opens=True),
         Hostile(
             "beside: a previous generation that is a link",
             lambda h, i: (h / ".x.genius.previous").symlink_to(h / "docs"),
@@ -363,14 +361,14 @@ def _record(body: dict[str, str]) -> Callable[[Path, Path], None]:
 
 
 def _strange_replacement(home: Path, index: Path) -> None:
-    (home / ".x.genius.refit-7" / "letters").mkdir(parents=True)
-    (home / ".x.genius.refit-7" / "letters" / "one").write_text("dear")
+    (home / ".x.genius.next" / "letters").mkdir(parents=True)
+    (home / ".x.genius.next" / "letters" / "one").write_text("dear")
 
 
 def _linked_swap(home: Path, index: Path) -> None:
     index.rename(home / "docs" / "index")
-    (home / ".x.genius.refit-7").symlink_to(home / "docs" / "index")
-    (home / ".x.genius.refit-7-old").symlink_to(home / "docs" / "index")
+    (home / ".x.genius.next").symlink_to(home / "docs" / "index")
+    (home / ".x.genius.previous").symlink_to(home / "docs" / "index")
 
 
 def _staging(home: Path, index: Path) -> None:

@@ -27,8 +27,8 @@ def test_steps_follow_from_each_other_and_lead_to_the_answers(index: Index) -> N
     found = index.explain(Query("a red thing"), request, shown=3, rejected=2)
     (trace,) = found.traces
     assert trace.target is None and [step.level for step in trace.steps] == [0, 1, 2, 3]
-    assert found.plan == "beam" and found.considered == trace.steps[-1].items
-    assert found.summary == f"plan: beam ({found.considered} items below its beams) · target: any modality"
+    assert found.hits.plan == "beam" and found.hits.considered == trace.steps[-1].items
+    assert found.summary == f"plan: beam ({found.hits.considered} items below its beams) · target: any modality"
     hits = index.search_many([Query("a red thing")], request)[0]
     assert [answer.hit.id for answer in found.answers] == [hit.id for hit in hits]
     for answer, hit in zip(found.answers, hits, strict=True):

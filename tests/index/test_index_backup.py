@@ -19,6 +19,7 @@ from genius.cli import app
 from genius.index import repair as repair_module
 from genius.index.check import check
 from genius.index.commit import table_folder
+from genius.index.paths import snapshot_of, write_origin
 from genius.index.reader import Vanished
 from genius.index.repair import restore, snapshot
 
@@ -166,7 +167,26 @@ def test_from_the_shell(index: Index, model_folder: Path, tmp_path: Path) -> Non
     assert "t1" in Index.open(path)
 
 
-def test_a_snapshot_that_another_one_sweeps_away_at_its_start_takes_another_name(
+def test_what_a_killed_snapshot_left_goes_with_the_next(index: Index, tmp_path: Path) -> None:
+    index.add([Item("a", text="a")])
+    target = tmp_path / "copy.genius"
+    half = snapshot_of(target)
+    (half / "items.lance").mkdir(parents=True)
+    (half / "items.lance" / "half").write_text("half")
+    write_origin(half, "of any index")
+    assert index.snapshot(target).items == 1 and check(target).ok and not half.exists()
+
+
+def test_two_snapshots_of_one_name_do_not_mix(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair_module, "LOCK_S", 0.1)
+    index.add([Item("a", text="a")])
+    target = tmp_path / "copy.genius"
+    with repair_module._half_made(target, index.about.id), pytest.raises(GeniusError, match="is being written by another"):
+        index.snapshot(target)
+    assert index.snapshot(target).items == 1
+
+
+def test_a_snapshot_that_another_one_sweeps_away_at_its_start_begins_anew(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.add([Item("a", text="a")])
@@ -177,12 +197,21 @@ def test_a_snapshot_that_another_one_sweeps_away_at_its_start_takes_another_name
         make(folder)
         if not swept:
             swept.append(folder)
-            repair_module.sweep_snapshots(folder.parent, index.about.id)
+            repair_module._sweep(folder.parent, index.about.id)
 
     monkeypatch.setattr(repair_module, "make_folder", make_and_lose)
-    assert index.snapshot(tmp_path / "copy.genius").items == 1
-    assert swept and not swept[0].exists()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".copy.genius")]
+    assert index.snapshot(tmp_path / "copy.genius").items == 1 and swept
+    assert not snapshot_of(tmp_path / "copy.genius").exists()
+
+
+def test_a_folder_of_others_in_the_place_of_a_snapshot_stays(index: Index, tmp_path: Path) -> None:
+    index.add([Item("a", text="a")])
+    half = snapshot_of(tmp_path / "copy.genius")
+    half.mkdir()
+    (half / "letters").write_text("dear")
+    with pytest.raises(GeniusError, match="in the way"):
+        index.snapshot(tmp_path / "copy.genius")
+    assert (half / "letters").read_text() == "dear"
 
 
 def test_rows_that_vanish_while_they_are_copied_are_copied_anew(

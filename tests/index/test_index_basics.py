@@ -122,7 +122,7 @@ def test_nothing_found_says_why_to_python_too(index: Index) -> None:
     assert "the index is empty" in repr(index.search("a"))
     index.add([Item("a", text="a")])
     found = index.search("a", target="image")
-    assert found == [] and found.why is not None and "no item has a picture, there are 1 text" in found._repr_html_()
+    assert found == [] and found.why is not None and "no item has a picture, there are 1 text" in repr(found)
     assert index.search("a").why is None
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.index.cache import TRIE, _load_trie, build
+from genius.index.folder import About
 from genius.search import CodeTrie
 
 SIZES = (3, 6, 300, 4)
@@ -60,7 +61,8 @@ CODES = [(2, 0, 7, 1), (0, 5, 299, 3), (1, 1, 1, 1), (0, 5, 0, 3)]
 
 def test_rows_of_a_base_are_in_the_order_of_writing() -> None:
     """Codes, vectors and ids of a row belong together, however the table is ordered."""
-    base = build(Shuffled(), SIZES, 2, None)  # type: ignore[arg-type]
+    about = About("id", None, "fingerprint", SIZES, 2, "now")
+    base = build(Shuffled(), about, None)  # type: ignore[arg-type]
     assert base.seqs.tolist() == [10, 20, 30, 40]
     assert base.trie.codes_of(np.arange(4)).tolist() == [list(codes) for codes in CODES]
     vectors = base.vectors()

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import tarfile
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +29,6 @@ from genius.index.repair import repair
 from genius.index.store import Store
 
 runner = CliRunner()
-KEPT = Path(__file__).parent / "kept"
 
 
 def texts(start: int, stop: int) -> list[Item]:
@@ -372,26 +370,23 @@ def test_commits_are_synced_before_they_count(index: Index, monkeypatch: pytest.
     assert synced == []
 
 
-# -- earlier formats ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("failures", [2, 10**6])
 def test_a_disk_that_fails_while_repairing_costs_no_version(
     busy: Index, model: Genius, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     before = contents(busy)
     (busy.path / "ledger.jsonl").unlink()
-    peek = Store.peek
+    alone = Store.alone
     calls = []
 
-    def fails(store: Store, version: int) -> Any:
+    def fails(folder: Path, version: int) -> Any:
         calls.append(version)
         if len(calls) <= failures:
             raise GeniusError("cannot read: Input/output error")
-        return peek(store, version)
+        return alone(folder, version)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "peek", fails)
+        patched.setattr(Store, "alone", staticmethod(fails))
         if failures > 2:
             with pytest.raises(GeniusError, match="no version of"):
                 repair(busy.path, model)
@@ -401,47 +396,10 @@ def test_a_disk_that_fails_while_repairing_costs_no_version(
     assert contents(Index(busy.path, model)) == before and check(busy.path).ok
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """An index that the first release wrote (15 November 2026), and its model."""
-    with tarfile.open(KEPT / "format1.tar.xz") as archive:
-        archive.extractall(tmp_path / "old", filter="data")
-    return tmp_path / "old"
-
-
-def test_an_index_of_format_1_is_read_and_brought_up_to_date(old: Path) -> None:
-    path, model = old / "old.genius", Genius.from_pretrained(old / "model")
-    expected = json.loads((old / "expected.json").read_text())
-
-    def same(index: Index) -> bool:
-        found = {
-            i.id: {"text": i.text, "metadata": dict(i.metadata), "modality": i.modality.label, "codes": list(index.codes(i.id))}
-            for i in index.items()
-        }
-        return all(found[i] == entry for i, entry in expected.items()) and everything(index).keys() == found.keys()
-
-    reader = Index(path, model, read_only=True)
-    assert same(reader) and not (path / "ledger.jsonl").exists() and reader.info()["format"] == 1
-    report = check(path)
-    assert report.ok and report.items == len(expected) and "format 1" in report.notes[0]
-    writer = Index(path, model)
-    assert writer.add([Item("new", text="new words", metadata={"rank": 7})]).added == 1
-    for index in (writer, reader, Index(path, model)):
-        assert len(index) == len(expected) + 1 and same(index)
-    assert check(path).ok and Index(path, model).info()["format"] == 2
-    assert writer.search(text="after the cache", where="shop = 'it''s'")[0].id == "later"
-
-
-def test_repair_brings_format_1_up_to_date_too(old: Path) -> None:
-    path = old / "old.genius"
-    assert repair(path).items == 13 and check(path).ok and check(path).notes == []
-    assert len(Index(path, Genius.from_pretrained(old / "model"))) == 13
-
-
 def test_a_later_format_is_refused(busy: Index, model: Genius) -> None:
     path = busy.path / "genius.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 4'))
-    with pytest.raises(GeniusError, match="format 4; this version reads 1 to 3"):
+    with pytest.raises(GeniusError, match="format 4; this version reads 2 and 3"):
         Index(busy.path, model)
 
 

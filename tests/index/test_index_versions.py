@@ -16,8 +16,8 @@ import pytest
 import genius.index.opened
 import genius.index.writing
 from genius import Genius, GeniusError, Index, Item
-from genius.index import cache, commit
-from genius.index.ledger import seal
+from genius.index import cache
+from genius.index.ledger import Ledger, seal
 from genius.index.reader import HIT_COLUMNS
 from genius.index.repair import repair
 from genius.index.store import Store
@@ -306,7 +306,7 @@ def test_a_killed_change_does_not_come_back_with_a_later_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:
-        dying.setattr(commit, "acknowledge", killed)
+        dying.setattr(Ledger, "acknowledge", killed)
         dying.setattr(Store, "recover", lambda _: [])  # nothing is tidied up behind a kill
         with pytest.raises(KeyboardInterrupt):
             Index.open(index.path, model).add(texts(10, 12))

@@ -107,20 +107,6 @@ def test_deleted_ids_that_cannot_be_read_are_not_forgotten(body: str, index: Ind
     assert ingest(index, [photos]).left_deleted == 2
 
 
-def test_ids_of_earlier_versions_stay(index: Index, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genius.index import ingest as module
-    from genius.index.names import FileNames, real_path
-
-    old = {real_path(path): f"sub/{path.name}" for path in photos.glob("sub/*")}  # by the name of the folder that was given
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "names_in", lambda *_: FileNames(photos.parent, old))
-        ingest(index, [photos])
-    before = ids(index)
-    assert before == {"photos/1.png", "photos/2.png", "sub/3.png"}
-    report = ingest(index, [photos.parent])
-    assert report.unchanged == 3 and ids(index) == before
-
-
 def test_a_moved_folder_keeps_its_items(index: Index, photos: Path, tmp_path: Path) -> None:
     ingest(index, [photos])
     before = ids(index)

@@ -240,25 +240,6 @@ def test_ids_that_stay_deleted_move_along_again_and_again(model: Genius, tmp_pat
     assert deleted_ids(folder) == {"a.txt"} and names(tmp_path) == [PREVIOUS, "my.genius"]
 
 
-def test_what_an_earlier_version_broke_off_is_for_people_to_decide(model: Genius, tmp_path: Path) -> None:
-    """Folders without `origin.json`: nothing proves whose they are, so nothing is renamed and nothing deleted."""
-    folder, fresh = two(tmp_path, model)
-    (fresh / paths.ORIGIN).unlink()
-    old = fresh.with_name(f"{fresh.name}-old")
-    folder.rename(old)
-    (tmp_path / ".my.genius.swap.json").write_text(json.dumps({"fresh": fresh.name, "aside": old.name}))
-    there = names(tmp_path)
-    commands = (lambda: Index.open(folder, model), lambda: Index(folder, model), lambda: repair(folder))
-    for command in commands:
-        with pytest.raises(GeniusError, match=r"rename the one that you trust to my\.genius$"):
-            command()
-    assert names(tmp_path) == there
-    fresh.rename(folder)
-    with Index(folder, model) as index:
-        index.add([Item("later", text="later")])
-    assert ids(folder, model) == {"old", "new", "later"} and old.exists()
-
-
 # -- what others may have put there ------------------------------------------------------------------------------
 
 RECORDS = [
@@ -342,13 +323,13 @@ def test_deleting_needs_proof(tmp_path: Path) -> None:
     (index / "cache" / "1").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
     (index / "away").symlink_to(tmp_path)
-    strange = tmp_path / ".x.genius.refit-7"
+    strange = tmp_path / ".x.genius.next"
     strange.mkdir()
     (strange / "letters").mkdir()
     paths.write_origin(strange, "me")
-    (tmp_path / ".x.genius.refit-8").symlink_to(tmp_path / "docs")
+    (tmp_path / ".x.genius.snapshot").symlink_to(tmp_path / "docs")
     refused = [tmp_path / "docs", index, tmp_path, index / ".." / "docs", index / "away" / "docs", index / "away"]
-    for path in (*refused, strange, tmp_path / ".x.genius.refit-8", Path("/"), Path("..")):
+    for path in (*refused, strange, tmp_path / ".x.genius.snapshot", Path("/"), Path("..")):
         with pytest.raises(GeniusError, match="not deleted"):
             paths.remove(path, index, "me")
     assert (tmp_path / "docs").is_dir() and (strange / "letters").is_dir()

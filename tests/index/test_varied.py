@@ -101,17 +101,14 @@ def star(colour: str, side: int = 200) -> Image.Image:
 
 @pytest.mark.parametrize("thumbnails", [256, 0])
 def test_other_colours_are_not_duplicates(model: Genius, tmp_path: Path, thumbnails: int) -> None:
-    """Whatever the encoder thinks: a threshold of -1 takes all vectors as similar. Copies are found, one has a caption."""
+    """Whatever the encoder thinks: a threshold of -1 takes all vectors as similar. Copies are found."""
     colours = ("red", "orange", "black", "green", "purple")
     with Index(tmp_path / "my.genius", model, thumbnails=thumbnails) as index:
         for colour in colours:
             index.add([Item(colour, image=star(colour)), Item(f"small {colour}", image=star(colour, 130))])
-        index.add([Item("captioned red", image=star("red", 150), text="my star")])
-        index.add([Item("captioned blue", image=star("blue", 150), text="my star")])
         index.add([Item("a text", text="red"), Item("another text", text="green")])
         groups = {frozenset(group.ids) for group in duplicates(index, -1.0, near=12)}
         same = {colour: {colour, f"small {colour}"} for colour in colours}
-        same["red"].add("captioned red")
         assert groups == {frozenset(ids) for ids in same.values()} | {frozenset(("a text", "another text"))}
 
 
@@ -160,11 +157,3 @@ def test_items_and_questions_may_be_given_as_people_have_them(model: Genius, tmp
             index.add(["a"])  # type: ignore[list-item]
         with pytest.raises(GeniusError, match="is no image"):
             Query(image=np.zeros((3, 4, 5)))  # type: ignore[arg-type]
-
-
-def test_a_notebook_shows_pictures_and_nothing_runs(index: Index) -> None:
-    fill(index, 2)
-    index.add([Item("<script>", text="<b>words</b>")])
-    shown = index.search("words", target="any", k=30)._repr_html_()
-    assert shown.count("data:image/jpeg;base64,") == 8 and "<script>" not in shown and "&lt;b&gt;words" in shown
-    assert Hits()._repr_html_() == "<p>nothing found</p>"

@@ -207,7 +207,7 @@ def duplicates(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Find near-duplicates: the same photo twice, resized, or compressed again, with and without a caption.
+    """Find near-duplicates: the same photo twice, resized, or compressed again.
 
     Objects of one shape in different colours are not duplicates.
 
@@ -302,11 +302,11 @@ def _lines(found: Explanation) -> Iterator[str]:
 
     yield found.summary
     if not found.answers:
-        yield found.why or "nothing found"
+        yield found.hits.why or "nothing found"
     if found.traces:
         yield LEGEND
     for one in found.traces:
-        yield from _trace_lines(one, found.plan)
+        yield from _trace_lines(one, found.hits.plan)
     for rank, answer in enumerate(found.answers, start=1):
         hit = answer.hit
         if not found.fitted:

@@ -33,7 +33,7 @@ from genius.data.features import features_from_tensors, features_to_tensors
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
-from genius.files import disk_problem, read_json, write_whole
+from genius.files import disk_problem, read_json, write_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_collection, fit_vectors, settled, unfitted_model
 from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.fit.vectors import own_queries, own_query_bank
@@ -55,7 +55,7 @@ from genius.index.folder import (
 from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
-from genius.index.reader import Reader, good_rows, resealed, whole_schema
+from genius.index.reader import Reader, good_rows, resealed
 from genius.index.searching import item_of_row
 from genius.index.store import Store
 from genius.model.genius import Genius
@@ -86,8 +86,7 @@ class Encoded:
         self.parts: list[Features] = []
         if not _made_by(folder, fingerprint):
             remove(folder, folder.parent)
-            body = json.dumps({"fingerprint": fingerprint}) + "\n"
-            write_whole(folder / ABOUT, lambda path: path.write_text(body, encoding="utf-8"))
+            write_json(folder / ABOUT, {"fingerprint": fingerprint})
         for path in sorted(folder.glob("*.safetensors")):
             self._read(path)
 
@@ -400,7 +399,7 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
 
 def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
     """A whole index of the same items under another model."""
-    stored_again(model, reader, whole_schema(reader), _with_codes(model, good_rows(reader)), target)
+    stored_again(model, reader, reader.schema, _with_codes(model, good_rows(reader)), target)
 
 
 def stored_again(model: Genius, reader: Reader, schema: Any, rows: Iterator[pa.RecordBatch], target: Path) -> None:

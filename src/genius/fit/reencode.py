@@ -16,7 +16,6 @@ and the swap are those of `genius.index.folder`.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from safetensors import SafetensorError
 
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
-from genius.files import read_json, rename, sync_directory, write_whole
+from genius.files import read_json, rename, sync_directory, write_json
 from genius.fit import FitConfig, Say, Unfitted, fit_collection
 from genius.fit.folder import AT_ONCE, Encoded, Tell, modalities_of, stored_again, with_columns
 from genius.fit.synthetic_queries import MOST, synthesize_queries
@@ -39,6 +38,7 @@ from genius.index.folder import (
     WriteLock,
     about_of,
     begin_replacement,
+    clear,
     finish_swap,
     load_index_model,
     open_store,
@@ -46,7 +46,7 @@ from genius.index.folder import (
     take_name,
 )
 from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous_of, remove, replacement_of, write_origin
-from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows, whole_schema
+from genius.index.reader import HIT_COLUMNS, Reader, Vanished, good_rows
 from genius.index.searching import item_of_row
 from genius.model.genius import Genius
 from genius.types import Item
@@ -267,8 +267,7 @@ class _Run:
         return skipped
 
     def _write_skipped(self, ids: Sequence[str]) -> None:
-        body = json.dumps({"ids": list(ids)}) + "\n"
-        write_whole(self.path / REENCODED / SKIPPED, lambda path: path.write_text(body, encoding="utf-8"))
+        write_json(self.path / REENCODED / SKIPPED, {"ids": list(ids)})
 
     # -- model and table ---------------------------------------------------------------------------------------
 
@@ -315,7 +314,7 @@ class _Run:
 
         self.say("writing the new index")
         self.count = 0
-        schema = whole_schema(reader)
+        schema = reader.schema
         sizes = {"_codes": model.quantizer.config.levels, "_embedding": model.config.width}
         for name, size in sizes.items():
             old = schema.field(name)
@@ -388,6 +387,7 @@ def go_back(folder: str | Path, *, device: torch.device | str = "cpu") -> WentBa
         with Index(previous, model, create=False) as index:
             carried, deleted = _carry_over(path, about, index)
             items = index.count()
+        clear(path, about)
         _exchange(path, previous, about)
     return WentBack(path, items, carried, deleted)
 

@@ -28,15 +28,12 @@ from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.index import cache, learned, names, opened, searching, words, writing
 from genius.index.folder import (
-    FORMAT,
     About,
     WriteLock,
-    about_of,
     clear,
     describe_index,
     open_or_create,
     read_about,
-    upgrade,
     write_inside,
 )
 from genius.index.learned import Learned
@@ -131,7 +128,6 @@ class Index:
         self._thread = threading.local()  # `generation` that a thread's call has begun with
         self.write_lock = WriteLock(self.path / ".lock", lock_timeout)
         self.about, self.model, self.store = self._open_parts(model, create and not self.read_only, durable, vectors)
-        self.key = cache.CacheKey(self.about.id, self.about.fingerprint, self.about.levels, self.about.stored_width)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
         self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
@@ -463,17 +459,28 @@ class Index:
         item_ids = ids
         if isinstance(ids, str):
             item_ids = [ids]
-        rows = self._columns(
-            writing.check_ids(item_ids), [*HIT_COLUMNS, "_image_bytes"], "raise" if isinstance(ids, str) else missing
-        )
+            missing = "raise"
+        rows = self._columns(item_ids, [*HIT_COLUMNS, "_image_bytes"], missing)
         items = [searching.item_of_row(rows[item_id]) for item_id in item_ids if item_id in rows]
         if isinstance(ids, str):
             return items[0]
         return items
 
-    def _columns(self, wanted: list[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
-        """Table columns of items by id."""
-        return self.consistent(lambda: searching.columns_of(self, wanted, columns, missing))
+    def _columns(self, ids: Sequence[str], columns: Sequence[str], missing: OnError = "raise") -> dict[str, dict[str, Any]]:
+        """Table columns of items by id, of one version."""
+        wanted = writing.check_ids(ids)
+
+        def read() -> dict[str, dict[str, Any]]:
+            with self.lock:
+                live = self.current()
+                rows = live.find(wanted)
+                seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
+                reader = live.reader
+            writing.check_missing(wanted, rows, missing)
+            rows_by_seq = reader.rows(list(seqs.values()), columns)
+            return {item_id: rows_by_seq[seq] for item_id, seq in seqs.items()}
+
+        return self.consistent(read)
 
     def thumbnail(self, item_id: str) -> bytes | None:
         """The stored preview of an item.
@@ -868,10 +875,10 @@ class Index:
         return self._in_memory(reader)
 
     def _in_memory(self, reader: Reader) -> Live:
-        return Live(self.model, cache.build(reader, self.key.level_sizes, self.key.width, None), reader)
+        return Live(self.model, cache.build(reader, self.about, None), reader)
 
     def _from_cache(self, reader: Reader) -> Live | None:
-        cached = cache.newest(self.cache, self.key, reader.version)
+        cached = cache.newest(self.cache, self.about, reader.version)
         if cached is None:
             return None
         if cached.exactly(reader):
@@ -891,7 +898,7 @@ class Index:
             queries = ""
             if self.model.queries is not None:
                 queries = self.model.queries.digest()
-            identity = f"{self.key.index}:{self.key.fingerprint}:{base.version}:{base.manifest}:{queries}"
+            identity = f"{self.about.id}:{self.about.fingerprint}:{base.version}:{base.manifest}:{queries}"
             live.scans = ScanCache(self.cache / str(base.version) / "scan", identity, not self.read_only)
         return live
 
@@ -901,7 +908,7 @@ class Index:
         Args:
             reader: the version.
         """
-        base = cache.build_cached(reader, self.key, self.cache)
+        base = cache.build_cached(reader, self.about, self.cache)
         cache.forget(self.cache, keep=base.version)
         return self._with_scans(Live(self.model, base, reader))
 
@@ -1042,7 +1049,6 @@ class Index:
                 self.about = fresh.about
                 self.model = fresh.model
                 self.store = fresh.store
-                self.key = fresh.key
                 self.live = fresh.live
                 self._learned = fresh._learned
                 self._learned_stamp = fresh._learned_stamp
@@ -1063,11 +1069,6 @@ class Index:
         """Alone among writers; what is written inside counts, as a whole and on the disk, when the block ends."""
         self.check_writable()
         with self.write_lock.hold():
-            if self.about.format < FORMAT:
-                about = about_of(self.path)  # another process may have done it meanwhile
-                self.about = about
-                if about.format < FORMAT:
-                    self.about = upgrade(self.path, about, self.store)
             self.refuse_another()
             if not self._swept:
                 clear(self.path, self.about)

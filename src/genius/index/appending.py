@@ -50,13 +50,23 @@ class DataFiles:
 
 @contextmanager
 def numbering(state: Index) -> Iterator[Callable[[], int]]:
-    """Inside the block, a function that reserves numbers for rows that are written long before they are committed."""
+    """Inside the block, a function that reserves numbers for rows that are written long before they are committed.
+
+    Args:
+        state: The index.
+    """
     with state.change():
         yield state.store.reserve
 
 
 def holds_rows(state: Index, first: int, last: int) -> bool:
-    """Whether rows with numbers from `first` to below `last` were committed."""
+    """Whether rows with numbers from `first` to below `last` were committed.
+
+    Args:
+        state: The index.
+        first: The first number.
+        last: The number after the last.
+    """
     return state.reader().count(f"_seq >= {first} AND _seq < {last}") > 0
 
 

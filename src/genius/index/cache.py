@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.files import parse_json
 from genius.index.commit import DATA_FILE, data_files, table_folder
 from genius.index.extents import Extents, Finder
+from genius.index.folder import About
 from genius.index.ledger import file_sum, seal, size_in, unseal
 from genius.index.paths import MAX_SMALL, remove
 from genius.index.reader import HitColumns, Reader
@@ -49,7 +49,11 @@ MAX_SEGMENTS = 64  # arrays that a search visits; of more, a copy of the vectors
 
 
 def hash_id(item_id: str) -> int:
-    """64 bits of an id; equal hashes are verified against the table."""
+    """64 bits of an id; equal hashes are verified against the table.
+
+    Args:
+        item_id: Of an item.
+    """
     body = item_id.encode("utf-8", "surrogatepass")  # no such id can be stored, but one may be looked up
     return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
 
@@ -98,18 +102,17 @@ class Base:
         return np.asarray(self.hash_rows[low:high]).astype(np.int64)
 
 
-def build(
-    reader: Reader, level_sizes: tuple[int, ...], width: int | None, folder: Path | None, index: Path | None = None
-) -> Base:
+def build(reader: Reader, about: About, folder: Path | None, index: Path | None = None) -> Base:
     """Read every row of a version.
 
     Args:
         reader: the version.
-        level_sizes: codebook sizes.
-        width: of the vectors; None: only codes are stored.
+        about: the index.
         folder: where a copy of the vectors may be written; None: in memory.
         index: the index folder, to look for the vectors in the table's own files; None: copy them.
     """
+    level_sizes = about.levels
+    width = about.stored_width
     total = reader.count()
     seqs = np.empty(total, np.int64)
     codes = np.empty((total, len(level_sizes)), np.uint16)
@@ -208,48 +211,46 @@ def _new_file(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
 # -- cache -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKey:
+def _owner(about: About) -> dict[str, Any]:
     """What a cached base belongs to."""
-
-    index: str  # unique id of the index folder
-    fingerprint: str  # of the model
-    level_sizes: tuple[int, ...]
-    width: int | None  # of stored vectors; None: there are none
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "fingerprint": self.fingerprint,
-            "levels": list(self.level_sizes),
-            "width": self.width,
-        }
+    return {
+        "index": about.id,
+        "fingerprint": about.fingerprint,
+        "levels": list(about.levels),
+        "width": about.stored_width,
+    }
 
 
-def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
-    """Build and leave a cache behind in `root`, the index's cache folder; without disk space or permission, build in memory."""
+def build_cached(reader: Reader, about: About, root: Path) -> Base:
+    """Build, and leave a cache behind; without disk space or permission, build in memory.
+
+    Args:
+        reader: The version.
+        about: The index.
+        root: Its cache folder.
+    """
     try:
         if root.is_symlink():
             raise OSError(f"{root} is a link")
         root.mkdir(exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=root, prefix=BUILDING))
     except OSError:
-        return build(reader, key.level_sizes, key.width, None)
+        return build(reader, about, None)
     try:
         try:
-            base = build(reader, key.level_sizes, key.width, scratch, root.parent)
+            base = build(reader, about, scratch, root.parent)
         except OSError:
-            return build(reader, key.level_sizes, key.width, None)
+            return build(reader, about, None)
         try:
             HitColumns.write(reader, base.seqs, scratch)
-            _write(base, key, scratch)
+            _write(base, about, scratch)
             target = root / f"{reader.version}"
             if target.exists():
-                _discard(target, root)
+                _discard(target, root.parent)
             scratch.replace(target)
         except (OSError, MemoryError, GeniusError):
             return base  # complete, if not saved; a map of a file that is removed below stays valid
-        saved = load(target, key)
+        saved = load(target, about)
         if saved is None:
             return base
         return saved
@@ -257,11 +258,11 @@ def build_cached(reader: Reader, key: CacheKey, root: Path) -> Base:
         remove(scratch, root.parent)
 
 
-def _write(base: Base, key: CacheKey, folder: Path) -> None:
+def _write(base: Base, owner: About, folder: Path) -> None:
     np.save(folder / "seqs.npy", base.seqs)
     np.save(folder / "hashes.npy", base.hashes)
     np.save(folder / "hash_rows.npy", base.hash_rows.astype(np.uint32 if base.items < 2**32 else np.int64))
-    about: dict[str, Any] = {"format": FORMAT, **key.to_dict()}
+    about: dict[str, Any] = {"format": FORMAT, **_owner(owner)}
     about |= {"version": base.version, "items": base.items, "manifest": base.manifest}
     if base.extents is not None:
         np.save(folder / "extents.npy", base.extents.runs)
@@ -278,37 +279,48 @@ def _write(base: Base, key: CacheKey, folder: Path) -> None:
     (folder / BASE).write_text(seal(about))
 
 
-def newest(root: Path, key: CacheKey, version: int) -> Base | None:
-    """The latest intact cache of `version` or an older one."""
+def newest(root: Path, about: About, version: int) -> Base | None:
+    """The latest intact cache of a version or an older one.
+
+    Args:
+        root: The cache folder.
+        about: The index.
+        version: Of the table.
+    """
     try:
         names = sorted((int(p.name) for p in root.iterdir() if p.name.isdecimal()), reverse=True)
     except (OSError, ValueError):
         return None
     for name in names:
         if name <= version:
-            base = load(root / str(name), key)
+            base = load(root / str(name), about)
             if base is not None:
                 return base
     return None
 
 
-def load(folder: Path, key: CacheKey) -> Base | None:
-    """Open by memory-map; None unless it is this index's, this model's, and as it was written."""
+def load(folder: Path, owner: About) -> Base | None:
+    """Open a cache by memory-map; None unless it is this index's, this model's, and as it was written.
+
+    Args:
+        folder: Of the cache.
+        owner: The index.
+    """
     try:
         about = read_base(folder)
-        if any(about.get(name) != value for name, value in key.to_dict().items()):
+        if any(about.get(name) != value for name, value in _owner(owner).items()):
             return None
         if about["format"] != FORMAT or damage(folder, about["files"]):
             return None
         items = int(about["items"])
         arrays = {name: _mapped(folder / f"{name}.npy") for name in ("seqs", "hashes", "hash_rows")}
-        trie = _load_trie(folder, about["files"], key.level_sizes, int(about["top"]))
+        trie = _load_trie(folder, about["files"], owner.levels, int(about["top"]))
         segments: list[NDArray[np.float16]] = []
         order = None
         extents = None
         stored = items
-        if key.width is not None:
-            segments, order, extents = _load_vectors(folder, about, key.width)
+        if owner.stored_width is not None:
+            segments, order, extents = _load_vectors(folder, about, owner.stored_width)
             stored = sum(len(segment) for segment in segments)
         if order is not None:
             stored = len(order)
@@ -327,25 +339,20 @@ def load(folder: Path, key: CacheKey) -> Base | None:
             shown,
             extents,
             cached=True,
-            has_vectors=key.width is not None,
+            has_vectors=owner.stored_width is not None,
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):  # GeniusError is a ValueError
         return None
 
 
 def read_base(folder: Path) -> dict[str, Any]:
-    """What `base.json` says; a ValueError if it is not as it was written."""
-    return unseal(_base_text(folder))
+    """What `base.json` says; a ValueError if it is not as it was written.
 
-
-def format_of(folder: Path) -> int:
-    """The format of a cache, also of one that this version cannot read."""
-    return int(parse_json(_base_text(folder))["format"])
-
-
-def _base_text(folder: Path) -> str:
+    Args:
+        folder: Of the cache.
+    """
     with (folder / BASE).open("rb") as file:
-        return file.read(MAX_SMALL).decode()
+        return unseal(file.read(MAX_SMALL).decode())
 
 
 def _load_trie(folder: Path, files: Mapping[str, str], level_sizes: tuple[int, ...], top: int) -> CodeTrie:
@@ -388,16 +395,10 @@ def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) ->
     return wrong
 
 
-def _discard(path: Path, root: Path) -> None:
-    """Remove a cache: under another name first, so that none is ever half there."""
-    if root.is_symlink() or path.is_symlink():
-        raise GeniusError(f"{path} is a link, or lies behind one: it is not deleted")
-    if path.name.startswith(BUILDING):
-        leaving = path
-    else:
-        leaving = root / f"{BUILDING}{path.name}-{os.getpid()}-gone"
-        path.rename(leaving)
-    remove(leaving, root.parent)
+def _discard(path: Path, index: Path) -> None:
+    """Remove a cache: first the file that tells what it is, so that none is believed while it goes."""
+    remove(path / BASE, index)
+    remove(path, index)
 
 
 def sweep(root: Path) -> None:
@@ -420,4 +421,4 @@ def forget(root: Path, keep: int | None) -> None:
         ours = name.isdecimal() or name.startswith(BUILDING)
         if ours and name != str(keep):
             with contextlib.suppress(GeniusError, OSError):
-                _discard(root / name, root)
+                _discard(root / name, root.parent)

@@ -1,7 +1,7 @@
 """Is an index as it was written? Reads everything, changes nothing, names what is wrong. No model is loaded.
 
 `fast` compares sizes, and the checksums of what is small: the ledger, `genius.json`, the files that define versions.
-The whole check also compares every file with its checksum, every row with its own, and every cache with the table.
+The whole check also compares every file of the table and of caches with its checksum, and every row with its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from genius.index import cache, commit
 from genius.index import metadata as meta
 from genius.index.commit import hint_of, table_folder, versions_on_disk
 from genius.index.folder import About, about_of
-from genius.index.ledger import ROW, SUM, VECTORS, Ledger, LedgerState, row_sums, size_in
-from genius.index.paths import ABOUT, ASIDE, LEDGER, refuse_foreign
-from genius.index.reader import Reader
+from genius.index.ledger import ROW, SUM, VECTORS, Ledger, LedgerState, size_in
+from genius.index.paths import ABOUT, ASIDE, CACHE, LEDGER, refuse_foreign
+from genius.index.reader import Reader, sound
 from genius.index.store import Store
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ def check(folder: str | Path, fast: bool = False) -> CheckReport:
     """Compare an index with its checksums. An index that is not there is an error; damage is a line of the report.
 
     If others change the index meanwhile, what looks like damage may be a file that is being cleaned away: it is read again.
+
+    Args:
+        folder: Of the index.
+        fast: Compare sizes, and the checksums of what is small only.
     """
     folder = Path(folder)
     started = time.monotonic()
@@ -123,11 +127,9 @@ def _describe(folder: Path, report: CheckReport) -> tuple[About | None, LedgerSt
     except GeniusError as error:
         report.problems.append(str(error))
         return about, None
-    if state is None and (about is None or about.format > 1):
+    if state is None:
         report.problems.append("ledger.jsonl is missing")
-    if state is None and about is not None and about.format == 1:
-        report.notes.append("an index of format 1: no checksums yet; the next change, or genius repair, adds them")
-    if state is not None and about is not None and about.format > 1 and json.dumps(state.about) != json.dumps(about.to_dict()):
+    elif about is not None and json.dumps(state.about) != json.dumps(about.to_dict()):
         report.problems.append("genius.json and ledger.jsonl are not of the same index")
     return about, state
 
@@ -158,42 +160,30 @@ def _table(folder: Path, about: About, state: LedgerState | None, report: CheckR
         count = reader.count()
         if state is not None and count != state.items:
             report.problems.append(f"the table holds {counted(count, 'item')}, not the {state.items} that were acknowledged")
-        caches = _caches(folder, about, report)
+        _caches(folder, about, report)
         if not report.fast:
-            _rows(reader, about, caches, report)
+            _rows(reader, about, report)
     except GeniusError as error:
         report.problems.append(str(error))
 
 
-def _caches(folder: Path, about: About, report: CheckReport) -> dict[str, cache.Base]:
-    """The caches that are as they were written; a line for each other."""
-    key = cache.CacheKey(about.id, about.fingerprint, about.levels, about.stored_width)
-    good: dict[str, cache.Base] = {}
-    for path in sorted((folder / "cache").glob("[0-9]*")):
-        name = f"cache/{path.name}"
+def _caches(folder: Path, about: About, report: CheckReport) -> None:
+    """A line for each cache that is not as it was written, or is not used."""
+    for path in sorted((folder / CACHE).glob("[0-9]*")):
+        name = f"{CACHE}/{path.name}"
         if _goes(path):
             continue
         if not (path / cache.BASE).exists():
             report.notes.append(f"{name} is not whole; it is built anew when needed")
             continue
         try:
-            number = cache.format_of(path)
-            if number != cache.FORMAT:
-                report.notes.append(f"{name} is of format {number}; it is built anew when needed")
-                continue
             noted = cache.read_base(path)
             wrong = cache.damage(path, noted["files"], FAST_LIMIT if report.fast else 2**63)
             report.problems += [f"{name}/{file} is not as it was written (it is built anew when needed)" for file in wrong]
-            loaded = None
-            if not wrong:
-                loaded = cache.load(path, key)
-            if loaded is not None:
-                good[name] = loaded
-            elif not wrong:
-                report.notes.append(f"{name} belongs to another index or model; it is not used")
+            if not wrong and cache.load(path, about) is None:
+                report.notes.append(f"{name} is of another index, model or format; it is built anew when needed")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             report.problems.append(f"{name}/{cache.BASE}: {error} (it is built anew when needed)")
-    return good
 
 
 def _goes(path: Path) -> bool:
@@ -210,20 +200,19 @@ def _goes(path: Path) -> bool:
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: CheckReport) -> None:
-    """Every row: its checksum, its codes and vectors, its metadata against the columns, and what caches say of it."""
-    stored = [name for name in (*VECTORS, SUM) if name in reader.schema.names]
-    sizes = {name: reader.schema.field(name).type.list_size for name in stored if name in VECTORS}
+def _rows(reader: Reader, about: About, report: CheckReport) -> None:
+    """Every row: its checksum, its codes and vectors, and its metadata against the columns."""
+    stored = [name for name in VECTORS if name in reader.schema.names]
+    sizes = {name: reader.schema.field(name).type.list_size for name in stored}
     described = {"_codes": len(about.levels)}
     if about.stored_width is not None:
         described["_embedding"] = about.stored_width
     if sizes != described:
         report.problems.append(f"the table holds lists of {sizes}, where {ABOUT} says {described}")
         return
-    names = [*ROW, *stored, *reader.columns]
+    names = [*ROW, *stored, SUM, *reader.columns]
     seqs = []
     hashes = []
-    doubtful: set[str] = set()
     for batch in reader.batches(names):
         ids = batch.column("id").to_pylist()
         report.items += batch.num_rows
@@ -231,8 +220,6 @@ def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: C
         hashes.append(np.array([cache.hash_id(i) for i in ids], np.uint64))
         for i, line in _bad_rows(batch, about, reader.columns):
             report.problems.append(f"item {ids[i]!r}: {line}")
-        doubtful |= {name for name, base in caches.items() if not _agrees(base, batch)}
-    report.problems += [f"{name} differs from the table (delete it: it is built anew)" for name in sorted(doubtful)]
     for what, parts in (("rows have the same number", seqs), ("items have the same id", hashes)):
         if parts:
             values = np.concatenate(parts)
@@ -245,11 +232,8 @@ def _rows(reader: Reader, about: About, caches: dict[str, cache.Base], report: C
 def _bad_rows(batch: pa.RecordBatch, about: About, columns: meta.Columns) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     codes = np.asarray(batch.column("_codes").flatten()).reshape(batch.num_rows, -1)
-    if SUM in batch.schema.names:
-        noted = batch.column(SUM).to_pylist()
-        for i, value in enumerate(row_sums(batch).tolist()):
-            if noted[i] is not None and noted[i] != value:
-                found.append((i, "the row has another checksum than when it was written"))
+    changed = np.flatnonzero(~sound(batch)).tolist()
+    found += [(row, "the row has another checksum than when it was written") for row in changed]
     impossible = (codes >= np.asarray(about.levels)).any(axis=1)
     for name in VECTORS:
         if name in batch.schema.names and batch.column(name).flatten().null_count:
@@ -278,21 +262,3 @@ def _is_value(value: object, stored: Mapping[str, Any], name: str, field_type: m
         return bool(value == meta.column_values([stored], name, field_type)[0])
     except (ValueError, TypeError):  # the metadata holds another type
         return False
-
-
-def _agrees(base: cache.Base, batch: pa.RecordBatch) -> bool:
-    """Whether a cache says the same of those rows of the batch that it has."""
-    seqs = batch.column("_seq").to_numpy()
-    at = np.minimum(np.searchsorted(base.seqs, seqs), max(base.items - 1, 0))
-    has = base.seqs[at] == seqs if base.items else np.zeros(len(seqs), bool)
-    rows = at[has]
-    if not len(rows):
-        return True
-    codes = np.asarray(batch.column("_codes").flatten()).reshape(batch.num_rows, -1)[has]
-    if not np.array_equal(base.trie.codes_of(rows), codes):
-        return False
-    stored = base.vectors()
-    if stored is None:
-        return True
-    vectors = np.asarray(batch.column("_embedding").flatten()).reshape(batch.num_rows, -1)[has]
-    return np.array_equal(stored.take(rows), vectors)

@@ -35,11 +35,20 @@ VERIFY_UP_TO = 1 << 30
 
 
 def table_folder(folder: Path) -> Path:
+    """The folder of the table.
+
+    Args:
+        folder: Of the index.
+    """
     return folder / f"{TABLE}.lance"
 
 
 def manifest_name(version: int) -> str:
-    """The file that defines a version, below the table's folder."""
+    """The file that defines a version, below the table's folder.
+
+    Args:
+        version: Of the table.
+    """
     return f"{VERSIONS}/{2**64 - 1 - version}.manifest"
 
 
@@ -158,14 +167,6 @@ def holds_data(folder: Path) -> bool:
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def acknowledge(folder: Path, ledger: Ledger, version: int, items: int, durable: bool) -> None:
-    """Sync and sum up what is new, then write the line that makes it count."""
-    state = ledger.read() or LedgerState()
-    fresh = [name for name in table_files(folder) if name not in state.files]
-    sums = record(folder, fresh, durable)
-    ledger.acknowledge(version, items, sums, durable)
-
-
 def refuse_cut_off(folder: Path, before: Collection[str]) -> None:
     """One clear line if a file that is new since `before` ends early. LanceDB has been seen to commit a data file whose last
     bytes a full disk did not take: such a change must not count."""
@@ -201,15 +202,6 @@ def set_aside(folder: Path, head: int) -> list[int]:
         if stray:
             remove(table_folder(folder) / VERSIONS / HINT, folder)
     return stray
-
-
-def put_back(folder: Path, versions: Iterable[int]) -> None:
-    """Undo `set_aside` for these versions: each comes back as it was when it was set aside last."""
-    with _disk(folder):
-        for version in versions:
-            kept = sorted((folder / ASIDE).glob(f"{version}-*.manifest"))
-            if kept:
-                shutil.move(kept[-1], table_folder(folder) / manifest_name(version))
 
 
 def clear_aside(folder: Path, keep: timedelta) -> None:

@@ -1,13 +1,11 @@
 """Which items of an index are duplicates: the same file twice, the same image resized or compressed again, nearly equal texts.
 
-Three comparisons, from certain to costly:
+Two comparisons:
 
 1. Images that are equal byte for byte, with or without a caption.
 2. Items of one modality with similar vectors. The similarity from which two count is calibrated for the encoder: images of the
-   collection are made smaller, compressed again and encoded. Images must also look the same in small (`Looks`): encoders see
+   collection are made smaller, compressed again and encoded. Images must also look the same in small (`Small`): encoders see
    little difference between things of one shape and different colours.
-3. An image with a caption and one without have vectors of different modalities: they are compared in small, and images that
-   look the same are encoded alone.
 
 Knows vectors and images; nothing of files but that they can be read.
 """
@@ -17,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +50,6 @@ TENTH = 10  # one part of so many: the pixels that differ most decide
 # most 7.5 in colour and (95 %) by 49 in brightness; the same shape in another colour differs by at least 18 in colour.
 SAME_COLOURS = 16.0
 SAME_BRIGHTNESS = 60.0
-# of an image with and one without a caption, before they are encoded
-EQUAL_BRIGHTNESS = 25.0
-EQUAL_COLOURS = 8.0
-EQUAL_ON_AVERAGE = 10.0  # root mean square over all pixels
 
 Pixels = NDArray[np.float32]
 
@@ -102,12 +96,6 @@ class Small:
         chroma = np.maximum(_apart(self.chroma, other.chroma), _apart(other.chroma, self.chroma))
         return _largest(luma), _largest(chroma)
 
-    def vector(self) -> Pixels:
-        """(192,) brightness and colour of 8 x 8 pixels, for a first comparison of many."""
-        block = LUMA_SIDE // CHROMA_SIDE
-        luma = self.luma.reshape(CHROMA_SIDE, block, CHROMA_SIDE, block).mean((1, 3))
-        return np.concatenate([luma.ravel(), self.chroma.ravel()])
-
 
 def _apart(one: Pixels, other: Pixels) -> Pixels:
     """(S, S) distance of each pixel of (S, S, C) to the nearest of nine of the other image."""
@@ -124,47 +112,24 @@ def _largest(differences: Pixels) -> float:
     return float(np.sort(differences.ravel())[-count:].mean())
 
 
-class Looks:
-    """Images of an index in small, read when they are first needed."""
+def _looks(index: Index, ids: AbstractSet[str]) -> dict[str, Small | None]:
+    """Thumbnails of items in small, or their images where they have none; None: there is nothing to look at."""
+    looks: dict[str, Small | None] = {}
+    for chunk in batched(sorted(ids), AT_ONCE):
+        for item_id, row in index._columns(chunk, ["_thumbnail", "_image"], "skip").items():
+            looks[item_id] = _small(row["_thumbnail"] or row["_image"])
+        without = [item_id for item_id in chunk if looks.get(item_id) is None]
+        for item_id, row in index._columns(without, ["_image_bytes"], "skip").items():
+            looks[item_id] = _small(row["_image_bytes"])
+    return looks
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._small: dict[str, Small | None] = {}  # None: there is nothing to look at
 
-    def read(self, ids: AbstractSet[str]) -> None:
-        """Look at the thumbnails of items, or at their images where they have none.
-
-        Args:
-            ids: Of the items.
-        """
-        for chunk in batched(sorted(ids - self._small.keys()), AT_ONCE):
-            for item_id, row in self._index._columns(chunk, ["_thumbnail", "_image"], "skip").items():
-                self._small[item_id] = _small(row["_thumbnail"] or row["_image"])
-            without = [item_id for item_id in chunk if self._small.get(item_id) is None]
-            for item_id, row in self._index._columns(without, ["_image_bytes"], "skip").items():
-                self._small[item_id] = _small(row["_image_bytes"])
-
-    def of(self, item_id: str) -> Small | None:
-        """An item's image in small; None: it has none, or was not read.
-
-        Args:
-            item_id: Of the item.
-        """
-        return self._small.get(item_id)
-
-    def same(self, one: str, other: str) -> bool:
-        """Whether two items that were read look the same, or cannot both be looked at.
-
-        Args:
-            one: Of one item, the id.
-            other: Of the other.
-        """
-        first = self.of(one)
-        second = self.of(other)
-        if first is None or second is None:
-            return True
-        brightness, colour = first.difference(second)
-        return brightness <= SAME_BRIGHTNESS and colour <= SAME_COLOURS
+def _same_look(one: Small | None, other: Small | None) -> bool:
+    """Whether two items look the same, or cannot both be looked at."""
+    if one is None or other is None:
+        return True
+    brightness, colour = one.difference(other)
+    return brightness <= SAME_BRIGHTNESS and colour <= SAME_COLOURS
 
 
 def _small(image: ImageInput | None) -> Small | None:
@@ -194,9 +159,6 @@ class _Groups:
         self._owner[other] = one
         self._least[one] = min(self._least.get(one, 1.0), self._least.get(other, 1.0), score)
 
-    def joined(self, name: str, double: str) -> bool:
-        return self._root(name) == self._root(double)
-
     def all(self) -> Iterator[Alike]:
         members: dict[str, list[str]] = {}
         for name in self._owner:
@@ -224,7 +186,7 @@ def duplicates(index: Index, threshold: float | None = None, near: int = NEAR) -
     else:
         text_similarity = threshold
         similarity = threshold
-    looks = Looks(index)
+    looks: dict[str, Small | None] = {}
     lowest = min(similarity, text_similarity)
     request = SearchRequest(near + 1, min_score=lowest)
     for names, vectors, modalities in index.vectors(AT_ONCE):
@@ -236,11 +198,10 @@ def duplicates(index: Index, threshold: float | None = None, near: int = NEAR) -
             if modality == Modality.TEXT:
                 least = text_similarity
             pairs += [(name, hit) for hit in hits if hit.id != name and hit.score >= least]
-        looks.read({item_id for name, hit in pairs for item_id in (name, hit.id)})
+        looks |= _looks(index, {item_id for name, hit in pairs for item_id in (name, hit.id)} - looks.keys())
         for name, hit in pairs:
-            if looks.same(name, hit.id):
+            if _same_look(looks.get(name), looks.get(hit.id)):
                 groups.join(name, hit.id, hit.score)
-    _join_captioned(index, looks, groups, similarity)
     yield from groups.all()
 
 
@@ -270,18 +231,17 @@ def image_similarity(index: Index) -> float:
     return min(max(found, LOWEST), HIGHEST)
 
 
-def _image_of(index: Index, item_id: str, columns: Sequence[str] = ("_image_bytes", "_image")) -> Image.Image | None:
-    """An item's image of a size that encoders read, from the first of `columns` that has one; None if none can be read."""
-    row = index._columns([item_id], columns, "skip").get(item_id, {})
-    for source in (row.get(name) for name in columns):
-        if source is None:
-            continue
-        try:
-            with loaded(source, least=512, large=True) as picture:
-                return picture.copy()
-        except GeniusError:
-            continue
-    return None
+def _image_of(index: Index, item_id: str) -> Image.Image | None:
+    """An item's image of a size that encoders read; None if it cannot be read."""
+    row = index._columns([item_id], ["_image_bytes", "_image"], "skip").get(item_id, {})
+    source = row.get("_image_bytes") or row.get("_image")
+    if source is None:
+        return None
+    try:
+        with loaded(source, least=512, large=True) as picture:
+            return picture.copy()
+    except GeniusError:
+        return None
 
 
 def _compressed(picture: Image.Image) -> Image.Image:
@@ -291,65 +251,6 @@ def _compressed(picture: Image.Image) -> Image.Image:
     picture.resize((max(1, width // 2), max(1, height // 2))).save(buffer, "JPEG", quality=QUALITY)
     buffer.seek(0)
     return Image.open(buffer).convert("RGB")
-
-
-def _join_captioned(index: Index, looks: Looks, groups: _Groups, similarity: float) -> None:
-    """Join images with and without a caption that look the same, and whose vectors without the caption are similar."""
-    bare: list[str] = []
-    captioned: list[str] = []
-    for row in searching.stream(index, ["id", "modality"]):
-        if row["modality"] == Modality.IMAGE.label:
-            bare.append(row["id"])
-        elif row["modality"] == Modality.PAIR.label:
-            captioned.append(row["id"])
-    if not bare or not captioned or index.model.encoder is None:
-        return
-    looks.read({*bare, *captioned})
-    images = [name for name in bare if looks.of(name) is not None]
-    pairs = [name for name in captioned if looks.of(name) is not None]
-    if not images or not pairs:
-        return
-    vectors = np.stack([_small_image(looks, name).vector() for name in images])
-    for chunk in batched(pairs, AT_ONCE):
-        queries = np.stack([_small_image(looks, name).vector() for name in chunk])
-        for name, row in zip(chunk, _mean_square(queries, vectors), strict=True):
-            close = [images[place] for place in np.flatnonzero(row <= EQUAL_ON_AVERAGE**2)]
-            alike = [other for other in close if not groups.joined(name, other) and _equal(looks, name, other)]
-            for other, score in zip(alike, _alone(index, name, alike), strict=True):
-                if score >= similarity:
-                    groups.join(name, other, score)
-
-
-def _mean_square(queries: Pixels, vectors: Pixels) -> Pixels:
-    """(Q, N) mean squared difference."""
-    total = (queries**2).sum(1)[:, None] + (vectors**2).sum(1)[None] - 2 * queries @ vectors.T
-    mean: Pixels = total / queries.shape[1]
-    return mean
-
-
-def _small_image(looks: Looks, name: str) -> Small:
-    small = looks.of(name)
-    assert small is not None
-    return small
-
-
-def _equal(looks: Looks, one: str, other: str) -> bool:
-    brightness, colour = _small_image(looks, one).difference(_small_image(looks, other))
-    return brightness <= EQUAL_BRIGHTNESS and colour <= EQUAL_COLOURS
-
-
-def _alone(index: Index, name: str, others: Sequence[str]) -> list[float]:
-    """Similarity of an item's image to those of others, all without their captions."""
-    if not others:
-        return []
-    items = []
-    for item_id in (name, *others):
-        picture = _image_of(index, item_id, ("_image_bytes", "_image", "_thumbnail"))
-        if picture is None:
-            return [0.0] * len(others)
-        items.append(Item(item_id, image=picture))
-    vectors = index.model.embed_items(items).dense
-    return [float(score) for score in vectors[1:] @ vectors[0]]
 
 
 def equal_images(index: Index) -> list[list[str]]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,28 +126,23 @@ class ExplainedHit:
 class Explanation:
     """What `Index.explain` gives."""
 
+    hits: Hits  # what is explained, and which plan found it
     answers: list[ExplainedHit]
     traces: list[BeamTrace]  # one for each target modality that was searched
-    plan: str | None  # the plan that found the hits: flat, scan or beam; None: there was nothing to search
-    considered: int = 0  # items that it scored in any way
-    target: str | None = None  # the target modality; None: any
-    answerable: float | None = None
-    doubtful: bool = False
-    pictures: frozenset[str] = field(default=frozenset())  # ids among the examples that have an image
-    why: str | None = None  # where nothing was found: why, and what to do
-    fusion: Mapping[str, float] | None = None  # weights of the rankings that were fused; None: similarity alone
-    fitted: bool = True  # whether codes and decoder were fitted; if not, nothing is traced
+    target: str | None  # the target modality; None: any
+    fitted: bool  # whether codes and decoder were fitted; if not, nothing is traced
+    pictures: frozenset[str] = frozenset()  # ids among the examples that have an image
 
     @property
     def summary(self) -> str:
         """In one line, the plan that really ran."""
-        plan_summary = PLANS.get(self.plan or "")
+        hits = self.hits
         plan = "none (nothing to search)"
-        if plan_summary is not None:
-            plan = f"{self.plan} ({self.considered:,} {plan_summary})"
+        if hits.plan in PLANS:
+            plan = f"{hits.plan} ({hits.considered:,} {PLANS[hits.plan]})"
         line = f"plan: {plan} · target: {self.target or 'any modality'}"
-        if self.fusion is not None:
-            weights = ", ".join(f"{name} {weight:g}" for name, weight in self.fusion.items())
+        if hits.fusion is not None:
+            weights = ", ".join(f"{name} {weight:g}" for name, weight in hits.fusion.items())
             line = f"{line} · fused by reciprocal ranks: {weights}"
         if not self.fitted:
             line = f"{line} · {NOT_FITTED}"
@@ -155,17 +150,18 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        hits = self.hits
         return {
             "summary": self.summary,
-            "plan": self.plan,
-            "considered": self.considered,
-            "fusion": None if self.fusion is None else dict(self.fusion),
+            "plan": hits.plan,
+            "considered": hits.considered,
+            "fusion": None if hits.fusion is None else dict(hits.fusion),
             "answers": [answer.to_dict() for answer in self.answers],
             "traces": [{**asdict(one), "tree": one.tree()} for one in self.traces],
-            "answerable": self.answerable,
-            "doubtful": self.doubtful,
+            "answerable": hits.answerable,
+            "doubtful": hits.doubtful,
             "pictures": sorted(self.pictures),
-            "why": self.why,
+            "why": hits.why,
             "fitted": self.fitted,
         }
 
@@ -193,56 +189,38 @@ def explain(
         raise GeniusError("mode 'words' generates no codes: explain a search of mode 'similarity' or 'hybrid'")
     whole("shown", shown, 1, MOST)
     whole("rejected", rejected, 0, MOST)
-    label = None
-    if query.target is not None:
-        label = Modality(query.target).label
-    if request.strict:
-        parts = [query]
-    else:
+    parts = [query]
+    if not request.strict:
         parts = spread([query], state.modalities())[0]
     model = state.model
     embedded = searching.embed_queries(model, parts)
-    traces: list[tuple[_Part, list[Code]]] = []
+    traces: list[BeamTrace] = []
     answers: dict[str, ExplainedHit] = {}
+    label = _label(query)
     with state.lock:
         live = state.current(model=model)
         engine = live.engine()
         if engine is None or live.alive == 0:
-            return Explanation([], [], None, 0, label, hits.answerable, hits.doubtful, why=hits.why, fitted=model.fitted)
+            return Explanation(hits, [], [], label, model.fitted)
         params = request.settings(model, state.about.vectors)
-        for number, one in enumerate(parts):
-            part_hits = [hit for hit in hits if one.target is None or hit.modality == one.target]
+        for number, part in enumerate(parts):
+            part_hits = [hit for hit in hits if part.target is None or hit.modality == part.target]
             biases = _item_biases(live, engine, int(embedded.modality[number]), part_hits, params)
             if not model.fitted:  # there is no ID to trace
                 answers |= {hit.id: ExplainedHit(hit, (), None, bias) for hit, bias in zip(part_hits, biases, strict=True)}
                 continue
-            part = _traced(live, engine, one, embedded.z[number : number + 1], part_hits, request.where, params, rejected)
-            traces.append((part, _shown(part, [hit.codes for hit in part_hits], shown)))
-            for hit, path, bias in zip(part_hits, part.trace.paths.tolist(), biases, strict=True):
-                answers[hit.id] = _answer(hit, path, part, bias)
-        about, pictures = _describe(live, {code.prefix for _, codes in traces for code in codes})
-    return Explanation(
-        [answers[hit.id] for hit in hits if hit.id in answers],
-        [_beam_trace(part, codes, about) for part, codes in traces],
-        hits.plan,
-        hits.considered,
-        label,
-        hits.answerable,
-        hits.doubtful,
-        pictures,
-        hits.why,
-        hits.fusion,
-        model.fitted,
-    )
+            trace = _traced(live, engine, part, embedded.z[number : number + 1], part_hits, request.where, params, rejected)
+            traces.append(_beam_trace(part, trace, [hit.codes for hit in part_hits], shown))
+            for hit, path, bias in zip(part_hits, trace.paths.tolist(), biases, strict=True):
+                answers[hit.id] = _answer(hit, path, trace, bias)
+        traces, pictures = _described(live, traces)
+    return Explanation(hits, [answers[hit.id] for hit in hits if hit.id in answers], traces, label, model.fitted, pictures)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The trace of a query for one target modality."""
-
-    label: str | None
-    given: bool  # whether the first code is the target
-    trace: Trace
+def _label(query: Query) -> str | None:
+    if query.target is None:
+        return None
+    return query.target.label
 
 
 def _traced(
@@ -254,10 +232,7 @@ def _traced(
     where: str | None,
     params: SearchParams,
     rejected: int,
-) -> _Part:
-    label = None
-    if query.target is not None:
-        label = Modality(query.target).label
+) -> Trace:
     import torch
 
     target_codes = np.array([searching.target_code(query.target)])
@@ -268,41 +243,28 @@ def _traced(
     target = -1
     if live.model.config.quantizer.labelled:
         target = int(target_codes[0])
-    trace = engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
-    return _Part(label, target >= 0, trace)
+    return engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
 
 
-def _shown(part: _Part, ids: Sequence[Prefix], shown: int) -> list[Code]:
+def _beam_trace(query: Query, trace: Trace, ids: Sequence[Prefix], shown: int) -> BeamTrace:
     """The codes of a trace that people are shown: with each, all codes before it."""
+    below = [{codes[: step.level + 1] for codes in ids} for step in trace.steps]
     prefixes: set[Prefix] = set()
-    for step in part.trace.steps:
+    for step, leading in zip(trace.steps, below, strict=True):
         best = [*step.kept[:shown], *step.rejected]
-        ahead = {codes[: step.level + 1] for codes in ids}
         prefixes.update(code.prefix[:length] for code in best for length in range(1, len(code.prefix) + 1))
-        prefixes.update(code.prefix for code in step.kept if code.prefix in ahead)
-    out = []
-    for step in part.trace.steps:
-        below = {codes[: step.level + 1] for codes in ids}
-        for rank, code in enumerate((*step.kept, *step.rejected), start=1):
-            if code.prefix not in prefixes:
-                continue
-            kept = rank <= len(step.kept)
-            log_p = None
-            if not step.given:
-                log_p = code.log_p
-            out.append(Code(code.prefix, log_p, code.total, code.items, kept, rank if kept else None, code.prefix in below))
-    return out
-
-
-def _beam_trace(part: _Part, codes: Sequence[Code], about: dict[Prefix, PrefixSummary]) -> BeamTrace:
-    steps = []
-    for step in part.trace.steps:
-        level_codes = [code for code in codes if len(code.prefix) == step.level + 1]
-        described = tuple(
-            replace(code, words=about[code.prefix].words, examples=about[code.prefix].examples) for code in level_codes
-        )
-        steps.append(ExplainedLevel(step.level, step.competing, len(step.kept), step.items, described))
-    return BeamTrace(part.label, tuple(steps))
+        prefixes.update(code.prefix for code in step.kept if code.prefix in leading)
+    levels = []
+    for step, leading in zip(trace.steps, below, strict=True):
+        codes = []
+        for place, code in enumerate((*step.kept, *step.rejected), start=1):
+            if code.prefix in prefixes:
+                kept = place <= len(step.kept)
+                log_p = None if step.given else code.log_p
+                rank = place if kept else None
+                codes.append(Code(code.prefix, log_p, code.total, code.items, kept, rank, code.prefix in leading))
+        levels.append(ExplainedLevel(step.level, step.competing, len(step.kept), step.items, tuple(codes)))
+    return BeamTrace(_label(query), tuple(levels))
 
 
 def _item_biases(
@@ -318,50 +280,42 @@ def _item_biases(
     return [round(value, 4) for value in taken]
 
 
-def _answer(hit: Hit, path: Sequence[float], part: _Part, item_bias: float | None) -> ExplainedHit:
+def _answer(hit: Hit, path: Sequence[float], trace: Trace, item_bias: float | None) -> ExplainedHit:
     lost_at = None
-    for step in part.trace.steps:
+    for step in trace.steps:
         if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
             lost_at = step.level
             break
-    log_p = tuple(None if part.given and level == 0 else value for level, value in enumerate(path))
+    given = bool(trace.steps) and trace.steps[0].given
+    log_p = tuple(None if given and level == 0 else value for level, value in enumerate(path))
     return ExplainedHit(hit, log_p, lost_at, item_bias)
 
 
 # -- what a code means -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixSummary:
-    """What lives below a prefix."""
-
-    words: tuple[str, ...]  # of its items
-    examples: tuple[str, ...]  # ids of some
-
-
-def _describe(live: Live, prefixes: Iterable[Prefix]) -> tuple[dict[Prefix, PrefixSummary], frozenset[str]]:
-    """What lives below each prefix, and which of the examples have images."""
+def _described(live: Live, traces: Sequence[BeamTrace]) -> tuple[list[BeamTrace], frozenset[str]]:
+    """The traces with words and examples of every code, and which of the examples have images."""
     rows = {}
-    for prefix in prefixes:
+    for prefix in {code.prefix for trace in traces for step in trace.steps for code in step.codes}:
         below = live.below(prefix)
         rows[prefix] = below[:: max(1, math.ceil(len(below) / SAMPLED_ITEMS))]
-    if rows:
-        seqs = np.unique(np.concatenate([live.seqs[prefix_items] for prefix_items in rows.values()]))
-    else:
-        seqs = np.empty(0, np.int64)
-    rows_by_seq = live.reader.rows(seqs, HIT_COLUMNS)
-    items = {
-        int(seq): searching.item_of_row({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
-        for seq, row in rows_by_seq.items()
-    }
-    own_items = {prefix: [items[int(seq)] for seq in live.seqs[prefix_items]] for prefix, prefix_items in rows.items()}
-    words = _words(own_items)
-    about = {
-        prefix: PrefixSummary(words[prefix], tuple(item.id for item in prefix_items[:EXAMPLES]))
-        for prefix, prefix_items in own_items.items()
-    }
-    pictured = {item.id for prefix_items in own_items.values() for item in prefix_items[:EXAMPLES] if item.image is not None}
-    return about, frozenset(pictured)
+    seqs = np.unique(np.concatenate([np.empty(0, np.int64), *(live.seqs[sampled] for sampled in rows.values())]))
+    items = {}
+    for seq, row in live.reader.rows(seqs, HIT_COLUMNS).items():
+        items[seq] = searching.item_of_row({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
+    sampled_items = {prefix: [items[int(seq)] for seq in live.seqs[sampled]] for prefix, sampled in rows.items()}
+    examples = {prefix: own[:EXAMPLES] for prefix, own in sampled_items.items()}
+    words = _words(sampled_items)
+
+    def described(code: Code) -> Code:
+        return replace(code, words=words[code.prefix], examples=tuple(item.id for item in examples[code.prefix]))
+
+    out = []
+    for trace in traces:
+        steps = [replace(step, codes=tuple(map(described, step.codes))) for step in trace.steps]
+        out.append(replace(trace, steps=tuple(steps)))
+    return out, frozenset(item.id for own in examples.values() for item in own if item.image is not None)
 
 
 def _words(items: dict[Prefix, list[Item]]) -> dict[Prefix, tuple[str, ...]]:

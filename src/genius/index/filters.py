@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from genius.errors import GeniusError
@@ -232,13 +233,20 @@ class _Parser:
             raise GeniusError("where: IN compares with single values: use BETWEEN, or OR, for dates")
         return f"({left.sql} {negation}IN ({', '.join(value.sql for value in values)}))"
 
-    def text_test(self) -> str | None:
-        """starts_with(column, 'x') and its sisters."""
+    def called(self, names: Collection[str]) -> str | None:
+        """The function of these whose call comes next; its name and bracket are consumed."""
         name = self.peek().text.lower()
-        called = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
-        if self.peek().category != "word" or name not in TESTS or called.text != "(":
+        after = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
+        if self.peek().category != "word" or name not in names or after.text != "(":
             return None
         self.at += 2
+        return name
+
+    def text_test(self) -> str | None:
+        """starts_with(column, 'x') and its sisters."""
+        name = self.called(TESTS)
+        if name is None:
+            return None
         column = self.value(0)
         self.expect(",")
         part = self.literal_like(column)
@@ -249,11 +257,9 @@ class _Parser:
 
     def list_test(self) -> str | None:
         """has(column, 'x'), has_any(column, 'x', 'y'), has_all(column, 'x', 'y')."""
-        name = self.peek().text.lower()
-        called = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
-        if self.peek().category != "word" or name not in LIST_TESTS or called.text != "(":
+        name = self.called(LIST_TESTS)
+        if name is None:
             return None
-        self.at += 2
         column = self.value(0)
         if column.type != "texts":
             raise GeniusError(f"where: {name} needs a list of texts, {column.sql} is a {column.type}")

@@ -1,15 +1,13 @@
 """The index folder: `genius.json` says which model an index belongs to; the table and its ledger lie next to it.
 
-Knows how a folder becomes an index, how an index of an earlier format becomes one of today's, how it refuses another model;
-that one writer at a time works in it, on every system, and how one folder takes the place of another (`swap`): a kill at any
-moment leaves one of the two under the name.
+Knows how a folder becomes an index, how it refuses another model, that one writer at a time works in it, on every system, and how
+one folder takes the place of another (`swap`): a kill at any moment leaves one of the two under the name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -34,7 +32,6 @@ from genius.index.paths import (
     DELETED,
     HALF,
     LEDGER,
-    LIBRARY_HALF,
     MAX_SMALL,
     MODEL,
     OWN,
@@ -44,7 +41,6 @@ from genius.index.paths import (
     refuse_foreign,
     remove,
     replacement_of,
-    siblings,
     write_origin,
 )
 from genius.index.reader import Reader
@@ -58,7 +54,7 @@ if TYPE_CHECKING:
 # where a file system has no locks, newer releases would fall back to a file that outlives its process: refuse instead
 _STRICT: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock.__init__).parameters else {}
 FORMAT = 2
-"""Of the folder. 1: no ledger, no checksums; read as it is, and brought to 2 by the first change. See docs/trust.md."""
+"""Of the folder; see docs/trust.md."""
 
 CODES_FORMAT = 3
 """Of a folder that stores codes and no vectors; otherwise as 2."""
@@ -188,7 +184,12 @@ def take_name(folder: Path, new: Path, old: Path, both_fail: str) -> None:
 
 
 def begin_replacement(folder: Path, about: About) -> Path:
-    """A new folder next to an index, to take its place; what earlier attempts left is removed. The caller holds the lock."""
+    """A new folder next to an index, to take its place; what earlier attempts left is removed. The caller holds the lock.
+
+    Args:
+        folder: Of the index.
+        about: What it is.
+    """
     clear(folder, about)
     previous = previous_of(folder)
     if (previous.is_symlink() or previous.exists()) and not is_sibling(previous, folder, origin_of(folder)):
@@ -203,47 +204,44 @@ def begin_replacement(folder: Path, about: About) -> Path:
 
 
 def clear(folder: Path, about: About) -> None:
-    """Remove what killed writers left: replacements next to the index, half-written files in it. The caller holds the lock, so
-    none of them is still being written."""
+    """Remove what killed writers left: a replacement next to the index, half-written files in it. The caller holds the lock, so
+    none of them is still being written.
+
+    Args:
+        folder: Of the index.
+        about: What it is.
+    """
     with contextlib.suppress(OSError):
-        for path in (*folder.iterdir(), *(folder / MODEL).glob(".tmp*")):
-            if path.name.startswith(HALF) or LIBRARY_HALF.fullmatch(path.name):
+        for path in folder.iterdir():
+            if path.name.startswith(HALF):
                 remove(path, folder)
-    for path in siblings(folder):
-        if re.search(r"\.refit-\d+(-old)?$", path.name) and is_sibling(path, folder, about.id):
-            remove(path, folder, about.id)
-    record = folder.with_name(f".{folder.name}.swap.json")  # earlier versions wrote one
-    if record.is_file() and not record.is_symlink():
-        record.unlink(missing_ok=True)
+    if is_sibling(replacement_of(folder), folder, about.id):
+        remove(replacement_of(folder), folder, about.id)
 
 
 def unfinished_swap(folder: Path) -> tuple[Path, Path] | None:
     """The new and the old folder of a swap that was broken off between its two renames; None if there is none.
 
-    Raises:
-        GeniusError: An earlier version broke it off: nothing in its folders proves that they belong to this name.
+    Args:
+        folder: The name that neither has.
     """
     if folder.is_symlink() or folder.exists():
         return None
-    for fresh in siblings(folder):
-        if re.search(r"\.refit-\d+$", fresh.name) is None or fresh.is_symlink() or not _holds_index(fresh):
-            continue
-        owner = origin_of(fresh)
-        old = previous_of(folder)
-        if owner is None:
-            old = fresh.with_name(f"{fresh.name}-old")
-            if not old.is_symlink() and _holds_index(old):
-                raise GeniusError(
-                    f"{folder} was being replaced by an earlier version, and that was broken off: look at {fresh} (new) and "
-                    f"{old} (as it was), and rename the one that you trust to {folder.name}"
-                )
-        elif is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner) and _holds_index(old):
-            return fresh, old
+    old = previous_of(folder)
+    fresh = replacement_of(folder)
+    owner = origin_of(fresh)
+    ours = owner is not None and is_sibling(fresh, folder, owner) and is_sibling(old, folder, owner)
+    if ours and (fresh / ABOUT).is_file() and (old / ABOUT).is_file():
+        return fresh, old
     return None
 
 
 def finish_swap(folder: Path) -> None:
-    """Do the second rename of a swap that was broken off. Only for commands that write."""
+    """Do the second rename of a swap that was broken off. Only for commands that write.
+
+    Args:
+        folder: The name that neither folder has, or an index to which nothing happens.
+    """
     found = unfinished_swap(folder)
     if found is None:
         return
@@ -258,10 +256,6 @@ def finish_swap(folder: Path) -> None:
                 f"{folder} was being replaced when that was broken off, and cannot be put back: {error.strerror or error}; "
                 f"it is whole in {old}"
             ) from None
-
-
-def _holds_index(path: Path) -> bool:
-    return (path / ABOUT).is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +317,11 @@ class About:
 
 
 def read_about(folder: Path) -> About | None:
-    """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index"."""
+    """None if there is no index. A table with items but without a readable `genius.json` is damage, not "no index".
+
+    Args:
+        folder: Of the index, or where one would be.
+    """
     refuse_foreign(folder)
     path = folder / ABOUT
     mend = f"genius repair {folder} writes it anew from the table"
@@ -341,9 +339,9 @@ def read_about(folder: Path) -> About | None:
     try:
         body = parse_json(text)
         number = body.get("format")
-        if number not in (1, FORMAT, CODES_FORMAT):
-            raise GeniusError(f"{folder} has index format {number!r}; this version reads 1 to {CODES_FORMAT}")
-        return About.from_dict(body if number == 1 else unseal(text))
+        if number not in (FORMAT, CODES_FORMAT):
+            raise GeniusError(f"{folder} has index format {number!r}; this version reads {FORMAT} and {CODES_FORMAT}")
+        return About.from_dict(unseal(text))
     except GeniusError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -364,11 +362,23 @@ def _appears(folder: Path) -> bool:
 
 
 def write_about(folder: Path, about: About, durable: bool = True) -> None:
+    """Write `genius.json`.
+
+    Args:
+        folder: Of the index.
+        about: What the index is.
+        durable: Whether it is on the disk when this returns.
+    """
     text = seal(about.to_dict())
     write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=durable)
 
 
 def about_of(folder: Path) -> About:
+    """What an index is; an error if there is none.
+
+    Args:
+        folder: Of the index.
+    """
     about = read_about(folder)
     if about is None:
         raise GeniusError(f"no index at {folder}")
@@ -376,12 +386,18 @@ def about_of(folder: Path) -> About:
 
 
 def open_store(folder: Path, about: About, durable: bool = True) -> Store:
-    """The table of an index; since format 2 its ledger must be there, too."""
-    if about.format > 1 and not (folder / LEDGER).is_file():
+    """The table of an index; refused if its files are not as they were written.
+
+    Args:
+        folder: Of the index.
+        about: What `genius.json` says of it.
+        durable: Whether a change waits for the disk.
+    """
+    if not (folder / LEDGER).is_file():
         raise Damaged(f"{folder} is damaged: {LEDGER} is missing; genius repair {folder}")
     store = Store.open(folder, durable)
     state = store.ledger.read()
-    if state is not None and about.format > 1 and dict(state.about) != about.to_dict():
+    if state is not None and dict(state.about) != about.to_dict():
         raise Damaged(f"{folder} is damaged: {ABOUT} and {LEDGER} are not of the same index; genius repair {folder}")
     return store
 
@@ -415,17 +431,14 @@ def open_or_create(
     return about, loaded, open_store(folder, about, durable)
 
 
-def upgrade(folder: Path, about: About, store: Store) -> About:
-    """Format 1 -> 2: a column for checksums of new rows, a ledger of the files that are there. The caller holds the lock."""
-    store.prepare_sums()
-    newer = replace(about, format=FORMAT)
-    store.begin_ledger(newer.to_dict())
-    write_about(folder, newer, store.durable)  # last: until then it is of format 1
-    return newer
-
-
 def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
-    """What an index is, without its model being loaded."""
+    """What an index is, without its model being loaded.
+
+    Args:
+        folder: Of the index.
+        about: What `genius.json` says.
+        reader: The version that is described.
+    """
     return {
         "path": str(folder),
         "format": about.format,
@@ -506,7 +519,12 @@ def source_of(model: Genius) -> str | None:
 
 
 def describe_model(model: Genius, folder: Path | None = None) -> About:
-    """A new index of this model, on paper; `folder`: where it will be."""
+    """A new index of a model, on paper.
+
+    Args:
+        model: Of the index.
+        folder: Where the index will be; None: nowhere yet.
+    """
     config = model.config.quantizer
     if max(config.level_sizes) > 1 << 16:
         raise GeniusError(f"an index stores codes in 16 bits; this model has levels of {max(config.level_sizes)} codes")
@@ -546,7 +564,11 @@ def write_inside(folder: Path, write: Callable[[Path], None]) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for a new index, its name on the disk; one that holds anything else is left alone."""
+    """A folder for a new index, its name on the disk; one that holds anything else is left alone.
+
+    Args:
+        folder: Of the index that will be made.
+    """
     missing = [path for path in folder.absolute().parents if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,9 +19,8 @@ from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
 from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row, spelled
-from genius.index.names import FileNames, deleted_ids, keep_deleted, names_for, names_in, real_path
+from genius.index.names import common_root, deleted_ids, file_id, keep_deleted, real_path, root_of
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
-from genius.index.results import AddReport
 from genius.pictures import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
@@ -106,14 +105,20 @@ def ingest(
     config: IngestConfig | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> IngestReport:
-    """Index files and folders; `on_progress` hears of items as they are done, whether written, unchanged or skipped."""
+    """Index files and folders.
+
+    Args:
+        index: The index.
+        paths: Files and folders.
+        config: How files become items.
+        on_progress: Called with the number of items that are done, whether written, unchanged or skipped.
+    """
     config = config or IngestConfig()
     report = IngestReport()
     started = time.monotonic()
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
-    names = names_in(index, paths, TABLE_SUFFIXES)
-    files = list(find_files(paths, config, report, names))
+    files = list(find_files(paths, config, report, root_of(index, paths, TABLE_SUFFIXES)))
     columns = index.consistent(lambda: index.reader().columns)
     items = read_items(files, config, report, tell, columns)
     changed = changed_items(index, items, seen, report, tell, config.undelete)
@@ -125,7 +130,9 @@ def ingest(
         on_error="skip",
         on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
     )
-    _count(report, total)
+    report.added = total.added
+    report.replaced = total.replaced
+    report.problems += total.problems
     deleted_items = _gone(index, [Path(path).resolve() for path in paths], seen, report.doubtful)
     if config.prune:
         for start in range(0, len(deleted_items), 1000):
@@ -141,17 +148,11 @@ def ingest(
     return report
 
 
-def _count(report: IngestReport, total: AddReport) -> None:
-    report.added = total.added
-    report.replaced = total.replaced
-    report.problems += total.problems
-
-
 # -- finding ---------------------------------------------------------------------------------------------------
 
 
 def find_files(
-    paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames | None = None
+    paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, root: Path | None = None
 ) -> Iterator[SourceFile]:
     """What can be indexed under `paths`, in a stable order; hidden files are passed over, links that lead out are listed.
 
@@ -159,31 +160,30 @@ def find_files(
         paths: Files and folders.
         config: How files become items.
         report: Takes what is not indexed.
-        names: Ids of files; None: those of a new index.
+        root: Folder that ids are relative to; None: that of a new index.
     """
     if not paths:
         raise GeniusError("name at least one file or folder to index")
-    names = names or names_for(paths)
     seen_paths: set[str] = set()
-    for file in _find(paths, config, report, names):
+    for file in _find(paths, config, report, root or common_root(paths)):
         if file.source not in seen_paths:  # the same file may be below two of the paths
             seen_paths.add(file.source)
             yield file
 
 
-def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, names: FileNames) -> Iterator[SourceFile]:
+def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestReport, top: Path) -> Iterator[SourceFile]:
     for given in map(Path, paths):
         root = given.absolute()
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield SourceFile(root, names.of(real_path(root)), root.parent.resolve(), _caption_of(root, config))
+            yield SourceFile(root, file_id(real_path(root), top), root.parent.resolve(), _caption_of(root, config))
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
                 seen = [p for p in seen if not _leads_out(p, root, report)]
             files = [p for p in seen if p.is_file()]
-            yield from _pair_up(root.resolve(), files, config.captions, report.ignored, names)
+            yield from _pair_up(root.resolve(), files, config.captions, report.ignored, top)
         else:
             raise GeniusError(f"no such file or folder: {given}")
 
@@ -206,7 +206,7 @@ def _caption_of(path: Path, config: IngestConfig) -> Path | None:
     return next((text for text in sorted(caption_paths) if text.is_file()), None)
 
 
-def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], names: FileNames) -> Iterator[SourceFile]:
+def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], top: Path) -> Iterator[SourceFile]:
     with_image: set[Path] = set()
     caption_of: dict[Path, Path] = {}
     if captions:
@@ -218,7 +218,7 @@ def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[s
         if type_ is None:
             ignored[path.suffix.lower() or path.name] += 1
             continue
-        name = names.of(real_path(path))
+        name = file_id(real_path(path), top)
         if type_ == "image":
             yield SourceFile(path, name, folder, caption_of.get(stem))
         elif type_ == "table" or stem not in with_image:
@@ -226,7 +226,11 @@ def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[s
 
 
 def file_type(path: Path) -> str | None:
-    """image, text or table; None for what cannot be indexed."""
+    """image, text or table; None for what cannot be indexed.
+
+    Args:
+        path: Of a file; its suffix decides.
+    """
     suffix = path.suffix.lower()
     for type_, suffixes in (("image", IMAGE_SUFFIXES), ("text", TEXT_SUFFIXES), ("table", TABLE_SUFFIXES)):
         if suffix in suffixes:
@@ -374,7 +378,12 @@ def _row_item(
 
 
 def file_mark(path: Path, by_content: bool) -> str:
-    """Size and time, or a digest of the bytes."""
+    """What changes when a file does: its size and time, or a digest of its bytes.
+
+    Args:
+        path: Of the file.
+        by_content: Take the digest.
+    """
     if by_content:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
@@ -405,7 +414,16 @@ def changed_items(
     tell: Callable[[int], None],
     undelete: bool = False,
 ) -> Iterator[Stamped]:
-    """Those that are new or whose file changed; an id that comes a second time in one run is skipped."""
+    """Those that are new or whose file changed; an id that comes a second time in one run is skipped.
+
+    Args:
+        index: The index.
+        items: Items, and what each was read from.
+        seen: Takes the ids of all items.
+        report: Takes what is skipped.
+        tell: Called with the number of items that are skipped or unchanged.
+        undelete: Bring back items that were deleted by hand.
+    """
     chunk: list[tuple[Item, Stamp]] = []
     held = 0
     for item, stamp in items:

@@ -143,20 +143,6 @@ def learned_metadata(folder: Path) -> dict[str, str]:
         return {}
 
 
-def check(folder: Path, fingerprint: str, width: int) -> str | None:
-    """One line if the file is there and of no use; None otherwise."""
-    if stamp(folder) is None:
-        return None
-    about = learned_metadata(folder)
-    if about.get("fingerprint") != fingerprint:
-        return f"{LEARNED} is damaged, or of another model: it is not used (genius learn makes it anew)"
-    try:
-        QueryBank.load(folder, width)
-    except GeniusError as error:
-        return f"{LEARNED} is not used: {said(error)}"
-    return None
-
-
 def forget(folder: Path) -> bool:
     """Remove the file; whether there was one."""
     there = stamp(folder) is not None

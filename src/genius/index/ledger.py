@@ -51,7 +51,11 @@ _NOTED = re.compile(r"\d{1,18}:[0-9a-f]{32}")
 
 
 def file_sum(path: Path) -> str:
-    """ "SIZE:CHECKSUM" of a file."""
+    """ "SIZE:CHECKSUM" of a file.
+
+    Args:
+        path: Of the file.
+    """
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -62,6 +66,11 @@ def file_sum(path: Path) -> str:
 
 
 def size_in(file_sum: str) -> int:
+    """The size in what `file_sum` gives.
+
+    Args:
+        file_sum: "SIZE:CHECKSUM".
+    """
     return int(file_sum.partition(":")[0])
 
 
@@ -93,11 +102,11 @@ def _batch_sums(batch: pa.RecordBatch) -> NDArray[np.int64]:
         digest = xxhash.xxh3_64()
         for column in columns:
             value = column[i]
-            body = b""
-            if value is not None:
-                body = value
-                if not (isinstance(value, bytes)):
-                    body = str(value).encode()
+            body = value
+            if value is None:
+                body = b""
+            elif not isinstance(value, bytes):
+                body = str(value).encode()
             digest.update(f"{-1 if value is None else len(body)}:".encode())  # so that nothing moves from column to column
             digest.update(body)
         for matrix in vectors:
@@ -214,6 +223,10 @@ class Ledger:
 
     def append(self, event: Mapping[str, Any], durable: bool) -> None:
         """Add a line. It is on the disk when this returns, if `durable`.
+
+        Args:
+            event: The line, as JSON.
+            durable: Whether it is on the disk when this returns.
 
         Raises:
             GeniusError: the line could not be written. It was taken back, or, where the disk refuses that too, the error says

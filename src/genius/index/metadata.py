@@ -88,6 +88,12 @@ def _check_texts(values: Sequence[str], what: str) -> list[str]:
 
 
 def check_key(key: object, where: str = "") -> str:
+    """A metadata key as it is; one clear line if it cannot be one.
+
+    Args:
+        key: The key.
+        where: What it belongs to, for the error.
+    """
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise GeniusError(f"{where}metadata key {key!r}: use a letter, then letters, digits or underscores, at most 64")
     if key.lower() in RESERVED:
@@ -201,7 +207,11 @@ def item_schema(levels: int, width: int, vectors: bool = True) -> pa.Schema:
 
 
 def metadata_schema(columns: Mapping[str, FieldType]) -> pa.Schema:
-    """Metadata columns as the table has them."""
+    """Metadata columns as the table has them.
+
+    Args:
+        columns: Names, and what each holds.
+    """
     import pyarrow as pa
 
     types = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_(), "texts": pa.list_(pa.string())}
@@ -209,7 +219,12 @@ def metadata_schema(columns: Mapping[str, FieldType]) -> pa.Schema:
 
 
 def arrow_rows(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Table:
-    """Columns of values -> an arrow table with a checksum for each row; absent columns are null."""
+    """Columns of values -> an arrow table with a checksum for each row; absent columns are null.
+
+    Args:
+        schema: Of the table.
+        columns: Values of some of its columns; "id" is one of them.
+    """
     import pyarrow as pa
 
     n = len(columns["id"])

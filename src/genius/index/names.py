@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,66 +39,51 @@ def real_path(path: str | Path) -> Path:
     return Path(_real_folder(str(absolute.parent))) / absolute.name
 
 
-@dataclass(frozen=True, slots=True)
-class FileNames:
-    """The ids of files.
+def file_id(path: Path, root: Path) -> str:
+    """The id of a file.
 
     Args:
+        path: Without links (`real_path`).
         root: Folder that ids are relative to.
-        others: Ids of files that follow another rule: those of earlier versions. By path.
     """
-
-    root: Path
-    others: Mapping[Path, str] = field(default_factory=dict)
-
-    def of(self, path: Path) -> str:
-        """The id of a file.
-
-        Args:
-            path: Without links (`real_path`).
-        """
-        if path in self.others:
-            return self.others[path]
-        if path.is_relative_to(self.root):
-            return path.relative_to(self.root).as_posix()
-        return path.as_posix()
+    if path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return path.as_posix()
 
 
-def names_for(paths: Sequence[str | Path]) -> FileNames:
-    """The ids of an index that holds no files yet: relative to the folder that holds all of `paths`."""
+def common_root(paths: Sequence[str | Path]) -> Path:
+    """The root of an index that holds no files yet: the folder that holds all of `paths`.
+
+    Args:
+        paths: Files and folders, at least one.
+    """
     if not paths:
         raise GeniusError("name at least one file or folder to index")
     parents = []
     for path in map(Path, paths):
         parents.append(path.resolve().parent if path.is_dir() else real_path(path).parent)
-    return FileNames(Path(os.path.commonpath(parents)))
+    return Path(os.path.commonpath(parents))
 
 
-def names_in(index: Index, paths: Sequence[str | Path], tables: Iterable[str]) -> FileNames:
-    """The ids of the files of an index.
+def root_of(index: Index, paths: Sequence[str | Path], tables: Iterable[str]) -> Path:
+    """The root of an index, as its items tell it.
 
     Args:
-        index: The index; its root is read from its items.
-        paths: What is indexed now: decides the root if the index holds no files, or its files have moved away.
+        index: The index.
+        paths: What is indexed now: decides if the index holds no files, or its files have moved away.
         tables: Suffixes of tables: their rows have ids of their own.
     """
     _real_folder.cache_clear()  # links may have changed since
-    root = None
     suffixes = tuple(tables)
-    sources = []
     for row in stream(index, ["id", "_source"]):
         source = row["_source"]
         if source is None or source.lower().endswith(suffixes):
             continue
-        path = real_path(source)
-        if root is None and path.as_posix().endswith(f"/{row['id']}"):
-            root = Path(path.as_posix().removesuffix(f"/{row['id']}") or "/")
-        if root is None or FileNames(root).of(path) != row["id"]:
-            sources.append((path, row["id"]))
-    if root is None or not root.is_dir():
-        root = names_for(paths).root
-    usual = FileNames(root)
-    return FileNames(root, {path: item_id for path, item_id in sources if usual.of(path) != item_id})
+        path = real_path(source).as_posix()
+        root = Path(path.removesuffix(f"/{row['id']}") or "/")
+        if path.endswith(f"/{row['id']}") and root.is_dir():
+            return root
+    return common_root(paths)
 
 
 def deleted_ids(folder: Path) -> set[str]:

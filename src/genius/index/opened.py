@@ -126,7 +126,7 @@ class Live:
             reader: the version.
             gone: rows known to be deleted; others are found if the count says so.
             trust: that the table continues what was seen of it; otherwise all rows are compared.
-            written: the rows that are new, if this process wrote them and nobody wrote in between; otherwise they are read.
+            committed: the rows that are new, if this process wrote them and nobody wrote in between; otherwise they are read.
         """
         known = -1
         if len(self.seqs):

@@ -83,7 +83,12 @@ class Planes:
             return self._plane, alive
 
     def locate(self, plane: Plane, ids: Sequence[str]) -> list[Placed]:
-        """Items by id, wherever they belong on the plane; unknown ids are left out."""
+        """Items by id, wherever they belong on the plane; unknown ids are left out.
+
+        Args:
+            plane: Of `now`.
+            ids: Of the items.
+        """
         rows = list(self._index._columns(list(ids), _columns(self._index), "skip").values())
         if not rows:
             return []

@@ -7,8 +7,8 @@ is a folder next to it that this index made (`remove`). Knows names and files; n
 Beside an index `NAME` there may be
 
     .NAME.previous         what the last replacement (a refit, `genius reencode`) put aside: one generation, removed by the next
-    .NAME.refit-PID        a replacement that is being written
-    .NAME.PID-HEX          a snapshot to `NAME` that is being written
+    .NAME.next             a replacement that is being written
+    .NAME.snapshot         a snapshot to `NAME` that is being written
 
 each of which has a file `origin.json` with the id of the index that it was made from, or (`.NAME.previous`) had it there.
 """
@@ -16,7 +16,6 @@ each of which has a file `origin.json` with the id of the index that it was made
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,6 @@ OWN = frozenset(
 HALF = tuple(
     f".{name}." for name in (ABOUT, LEDGER, ORIGIN, LEARNED, DELETED, PUBLISHED)
 )  # how names of half-written files begin
-LIBRARY_HALF = re.compile(r"\.tmp[0-9A-Za-z]{6}")  # those of safetensors, which wrote queries and models of earlier versions
 MAX_SMALL = 1 << 20  # bytes of a small JSON file
 
 
@@ -127,31 +125,42 @@ def remove(path: Path, index: Path, owner: str | None = None) -> None:
 
 
 def previous_of(folder: Path) -> Path:
-    """Where the generation before the present one is kept."""
+    """Where the generation before the present one is kept.
+
+    Args:
+        folder: Of the index.
+    """
     return folder.with_name(f".{folder.name}.previous")
 
 
 def replacement_of(folder: Path) -> Path:
-    """Where a folder that is to take the place of `folder` is written by this process."""
-    return folder.with_name(f".{folder.name}.refit-{os.getpid()}")
+    """Where a folder that is to take the place of `folder` is written.
+
+    Args:
+        folder: Of the index.
+    """
+    return folder.with_name(f".{folder.name}.next")
 
 
-def siblings(folder: Path) -> list[Path]:
-    """Folders next to an index with names that only replacements and snapshots give."""
-    parent = folder.absolute().parent
-    try:
-        return sorted(path for path in parent.iterdir() if _pattern(folder).fullmatch(path.name))
-    except OSError:
-        return []
+def snapshot_of(folder: Path) -> Path:
+    """Where a snapshot is written that is to become `folder`.
 
-
-def _pattern(folder: Path) -> re.Pattern[str]:
-    return re.compile(rf"\.{re.escape(folder.name)}\.(previous|refit-\d+(-old)?|\d+-[0-9a-f]{{8}})")
+    Args:
+        folder: That the snapshot will be.
+    """
+    return folder.with_name(f".{folder.name}.snapshot")
 
 
 def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
-    """Whether `path`, next to the index `folder`, was made from the index with the id `owner`, and is nothing but that."""
-    if path.absolute().parent != folder.absolute().parent or _pattern(folder).fullmatch(path.name) is None:
+    """Whether `path`, next to the index `folder`, was made from the index with the id `owner`, and is nothing but that.
+
+    Args:
+        path: A folder, or a link.
+        folder: Of the index.
+        owner: The id of the index that should have made it.
+    """
+    beside = (previous_of(folder), replacement_of(folder), snapshot_of(folder))
+    if path.absolute() not in [place.absolute() for place in beside]:
         return False
     if path.is_symlink() or not path.is_dir():
         return False
@@ -167,12 +176,21 @@ def is_sibling(path: Path, folder: Path, owner: str | None) -> bool:
 
 
 def write_origin(folder: Path, owner: str) -> None:
-    """Note from which index a folder is made, before anything else is in it."""
+    """Note from which index a folder is made, before anything else is in it.
+
+    Args:
+        folder: The new folder.
+        owner: The id of the index that it is made from.
+    """
     write_whole(folder / ORIGIN, lambda path: path.write_text(f'{{"id": "{owner}"}}\n', encoding="ascii"), durable=True)
 
 
 def origin_of(folder: Path) -> str | None:
-    """The id of the index that `folder` was made from; None if nothing says so."""
+    """The id of the index that `folder` was made from; None if nothing says so.
+
+    Args:
+        folder: Any folder.
+    """
     return _text(folder / ORIGIN, "id")
 
 

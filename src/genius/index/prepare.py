@@ -157,6 +157,13 @@ def prepare(
     """Read, embed and quantize. With `on_error="skip"`, what cannot be read becomes a line in `problems`.
 
     Each picture is decoded once, in threads: the encoder's input and what is stored of it are made there.
+
+    Args:
+        model: Of the index.
+        batch: Items, and what each was read from.
+        thumbnails: Longest side of stored previews in pixels, 0 for none.
+        on_error: "raise" at the first item that cannot be read, or "skip" it.
+        features: The encoder's output for the batch; None: it is run.
     """
     has_vector = [item.vector is not None for item, _ in batch]
     if features is None and any(has_vector) and not all(has_vector):

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,11 @@ class Vanished(GeniusError):
 
 @contextmanager
 def database_errors(doing: str) -> Iterator[None]:
-    """Turn what LanceDB raises into one clear line; say plainly when it is the disk."""
+    """Turn what LanceDB raises into one clear line; say plainly when it is the disk.
+
+    Args:
+        doing: What is tried, for the error.
+    """
     try:
         yield
     except GeniusError:
@@ -140,14 +145,11 @@ class HitColumns:
 class Reader:
     """One version of the table, opened when it is first read from. Safe to use while others write."""
 
-    def __init__(
-        self, opening: Callable[[], tuple[Any, object]], version: int, mark: tuple[int, int] | None, noted: str | None = None
-    ) -> None:
+    def __init__(self, opening: Callable[[], tuple[Any, object]], version: int, noted: str | None = None) -> None:
         """`opening` gives the table, and a temporary folder that is to stay for as long as it is read from."""
         self._opening = opening
         self.version = version
-        self.mark = mark  # of the file that defines this version
-        self.noted = noted  # its checksum, in the ledger
+        self.noted = noted  # checksum of the file that defines this version, in the ledger; None: it is not acknowledged
         self.shown: HitColumns | None = None
 
     @cached_property
@@ -175,11 +177,20 @@ class Reader:
         return self._opened[1]
 
     def count(self, where: str | None = None) -> int:
+        """The number of rows.
+
+        Args:
+            where: Only rows that match this condition.
+        """
         with database_errors("count"):
             return int(self._table.count_rows(where))
 
     def seqs(self, where: str | None = None) -> np.ndarray:
-        """(n,) int64 `_seq` of the matching rows, ascending."""
+        """(n,) int64 `_seq` of the matching rows, ascending.
+
+        Args:
+            where: Only rows that match this condition.
+        """
         parts = [batch.column("_seq").to_numpy() for batch in self._scan(["_seq"], where)]
         if parts:
             found = np.concatenate(parts)
@@ -189,7 +200,12 @@ class Reader:
         return found
 
     def rows(self, seqs: Sequence[int] | np.ndarray, columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """`_seq` -> row, of those that exist."""
+        """`_seq` -> row, of those that exist.
+
+        Args:
+            seqs: Of the rows.
+            columns: That are read; `_seq` always is.
+        """
         wanted = sorted({int(seq) for seq in seqs})
         if self.shown is not None and set(columns) <= set(HIT_COLUMNS):
             return self.shown.rows(wanted)
@@ -201,7 +217,11 @@ class Reader:
         return found
 
     def codes(self, where: str | None = None) -> Iterator[tuple[np.ndarray, list[str], np.ndarray]]:
-        """Batches of (seqs, ids, codes (n, M) uint16), in no promised order."""
+        """Batches of (seqs, ids, codes (n, M) uint16), in no promised order.
+
+        Args:
+            where: Only rows that match this condition.
+        """
         for batch in self._scan(["_seq", "id", "_codes"], where):
             if batch.num_rows:
                 yield batch.column("_seq").to_numpy(), batch.column("id").to_pylist(), _matrix(batch.column("_codes"))
@@ -256,12 +276,13 @@ class Reader:
         rows = max(int(about["num_rows"]), 1)
         return max(8, min(4096, FEW_BYTES * rows // max(int(about["total_bytes"]), 1)))
 
-    def matching(self, columns: Sequence[str], where: str) -> Iterator[pa.RecordBatch]:
-        """Rows that match a condition, a few at a time."""
-        yield from self._scan(columns, where, self.few())
-
     def batches(self, columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Whole rows, a few at a time; all columns by default."""
+        """Whole rows, a few at a time; all columns by default.
+
+        Args:
+            columns: That are read; None: all.
+            where: Only rows that match this condition.
+        """
         yield from self._scan(self._table.schema.names if columns is None else columns, where, self.few())
 
     def offsets(self, first: int, count: int) -> pa.Table:
@@ -274,6 +295,12 @@ class Reader:
         return self._table.schema
 
     def stream(self, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
+        """Rows one by one, in no promised order.
+
+        Args:
+            columns: That are read.
+            where: Only rows that match this condition.
+        """
         for batch in self._scan(columns, where):
             yield from batch.to_pylist()
 
@@ -294,7 +321,7 @@ def refuse_other_columns(schema: Any) -> None:
     found = {field.name: field.type for field in schema}
     for field in item_schema(1, 1):
         there = found.get(field.name)
-        if there is None and field.name in ("id", "_seq", "_codes"):
+        if there is None and field.name in ("id", "_seq", "_codes", SUM):
             raise GeniusError(f"the table has no column {field.name!r}: it is not one of an index")
         wanted: Any = field.type
         same = there == wanted
@@ -314,41 +341,32 @@ def _matrix(column: Any) -> np.ndarray:
 # -- rows on their way into another table: a copy, what a repair brings back, a collection that is fitted anew ------------------
 
 
-def whole_schema(reader: Reader) -> Any:
-    """The table's schema, with a column for checksums also where the table is too old to have one."""
-    import pyarrow as pa
-
-    schema = reader.schema
-    if SUM in schema.names:
-        return schema
-    return schema.append(pa.field(SUM, pa.int64()))
-
-
+@dataclass(slots=True)
 class Tally:
     """How many rows passed by, and the sum of their checksums: whether what was read is what was written."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.total = 0
+    rows: int = 0
+    total: int = 0
 
     def counting(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, counted as they pass."""
+        """The same batches, counted as they pass.
+
+        Args:
+            batches: With checksums.
+        """
         for batch in batches:
-            self.add(batch.num_rows, batch.column(SUM).to_pylist())
+            self.rows += batch.num_rows
+            self.total += sum(batch.column(SUM).to_pylist())
             yield batch
-
-    def add(self, rows: int, sums: Sequence[int | None]) -> None:
-        self.rows += rows
-        self.total += sum(value for value in sums if value is not None)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tally) and (self.rows, self.total) == (other.rows, other.total)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Every row (that meets a condition), or one line that names the first whose checksum differs."""
+    """Every row (that meets a condition), or one line that names the first whose checksum differs.
+
+    Args:
+        reader: The version.
+        where: Only rows that match this condition.
+    """
     for batch in reader.batches(where=where):
         right = sound(batch)
         if not right.all():
@@ -358,16 +376,23 @@ def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBat
 
 
 def sound(batch: pa.RecordBatch) -> np.ndarray:
-    """(n,) which rows have their own checksum. Rows of before there were checksums are taken as they are."""
-    if SUM not in batch.schema.names:
-        return np.ones(batch.num_rows, bool)
-    noted = batch.column(SUM)
-    same = row_sums(batch) == noted.fill_null(0).to_numpy(zero_copy_only=False)
-    return np.asarray(same | noted.is_null().to_numpy(zero_copy_only=False))
+    """(n,) which rows have their own checksum.
+
+    Args:
+        batch: Whole rows.
+    """
+    noted = batch.column(SUM).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.asarray(row_sums(batch) == noted)
 
 
 def resealed(batches: Iterator[pa.RecordBatch], schema: Any, first_seq: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Batches of `schema` with checksums; with `first_seq` also with new numbers, counted up from it."""
+    """Batches of `schema` with checksums; with `first_seq` also with new numbers, counted up from it.
+
+    Args:
+        batches: Whole rows.
+        schema: That they will have.
+        first_seq: Of the first row; None: they keep their numbers.
+    """
     import pyarrow as pa
 
     for batch in batches:

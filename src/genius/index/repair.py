@@ -4,16 +4,15 @@ A snapshot is a copy of an index as it is at one moment, taken while others writ
 index folder like any other: it can be opened, searched, checked, and restored from. Pictures that were indexed by path are not in
 it, nor is the model: both are named. A model that was fitted to the index goes along.
 
-A repair finds the newest version that can be read, and of it every sound row. Nothing is thrown away: versions that are passed
-over go to `aside/`, files of rows stay until the index is optimized. What could not be brought back is named. Caches are left to
-be built anew. See `check` for what is looked at.
+A repair finds the newest version that can be read, and writes every sound row of it as a new version. Nothing is thrown away:
+versions that are passed over go to `aside/`, files of rows stay until the index is optimized. What could not be brought back is
+named. Caches are built anew when they are needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import sys
 import uuid
@@ -27,10 +26,9 @@ from genius.errors import GeniusError, Problems, counted
 from genius.files import rename, sync_directory, sync_tree
 from genius.index import cache, learned
 from genius.index.check import check
-from genius.index.commit import HINT, VERSIONS, holds_data, put_back, set_aside, table_folder, versions_on_disk
+from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
 from genius.index.folder import (
     CODES_FORMAT,
-    FORMAT,
     INSIDE,
     About,
     WriteLock,
@@ -41,23 +39,34 @@ from genius.index.folder import (
     make_folder,
     open_store,
     read_about,
-    upgrade,
     write_about,
 )
 from genius.index.ledger import VECTORS, Ledger, LedgerState, file_sum
 from genius.index.names import deleted_ids, keep_deleted
-from genius.index.paths import ABOUT, CACHE, LEARNED, LEDGER, MODEL, ORIGIN, is_sibling, refuse_foreign, remove, write_origin
-from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed, whole_schema
+from genius.index.paths import (
+    ABOUT,
+    CACHE,
+    LEARNED,
+    LEDGER,
+    MODEL,
+    ORIGIN,
+    is_sibling,
+    origin_of,
+    refuse_foreign,
+    remove,
+    snapshot_of,
+    write_origin,
+)
+from genius.index.reader import Reader, Vanished, good_rows, readable_rows, resealed
 from genius.index.store import Store
 from genius.types import Item
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from genius.model.genius import Genius
 
 BELIEVED = 20  # versions that may be missing at the end; a ledger that says more is wrong
 ATTEMPTS = 5  # of a copy whose version is cleaned away meanwhile
+LOCK_S = 5.0  # seconds that a snapshot waits for another one of the same name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +83,34 @@ class Copied:
 
 
 def snapshot(source: str | Path, target: str | Path, version: int | None = None) -> Copied:
-    """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all."""
+    """Copy an index, at its newest version or an older one, into a new folder. It appears whole or not at all.
+
+    Args:
+        source: The index.
+        target: The new folder.
+        version: That is copied; None: the newest.
+    """
     source = Path(source)
     target = Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise GeniusError(f"{target} is there already: choose another path for the copy")
     about = about_of(source)
-    sweep_snapshots(target.absolute().parent, about.id)
-    with _temporary_folder(target, about.id) as temporary:
-        return _retried(source, about, version, lambda reader: _copy(source, about, reader, temporary, target))
+    _sweep(target.absolute().parent, about.id)
+    with _half_made(target, about.id) as folder:
+        return _retried(source, about, version, lambda reader: _copy(source, about, reader, folder, target))
 
 
 @contextlib.contextmanager
-def _temporary_folder(target: Path, owner: str) -> Iterator[Path]:
-    """A folder beside `target` for a snapshot of the index with the id `owner`; it is removed unless it was renamed."""
+def _half_made(target: Path, owner: str) -> Iterator[Path]:
+    """The folder beside `target` in which a snapshot of the index with the id `owner` is made; removed unless it was renamed.
+
+    Only one process makes a snapshot of this name at a time.
+    """
+    folder = snapshot_of(target)
+    if os.path.lexists(folder) and not is_sibling(folder, target, origin_of(folder)):
+        raise GeniusError(f"{folder} is in the way: it is not a snapshot on its way to {target}; move it elsewhere")
     with contextlib.ExitStack() as held:
-        folder = _locked_folder(target, held)
+        _claim(folder, held)
         try:
             write_origin(folder, owner)
             yield folder
@@ -98,46 +119,35 @@ def _temporary_folder(target: Path, owner: str) -> Iterator[Path]:
                 remove(folder, target, owner)
 
 
-def _locked_folder(target: Path, held: contextlib.ExitStack) -> Path:
-    """A new folder beside `target`, with a lock that tells other snapshots to leave it alone.
-
-    Before the lock is held, another snapshot may take the folder for a killed one's and remove it: then the next name is tried.
-    Windows cannot rename a folder with an open file, so nothing is locked or swept there.
-    """
-    for attempt in range(ATTEMPTS):
-        folder = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+def _claim(folder: Path, held: contextlib.ExitStack) -> None:
+    """Make a folder and lock it; again, if another snapshot took it for a killed one's before it was locked, and removed it."""
+    for _ in range(ATTEMPTS):
         try:
             make_folder(folder)
-            if sys.platform == "win32":
-                return folder
-            held.enter_context(WriteLock(folder / ".lock", 30.0).hold())
+            if sys.platform == "win32":  # Windows cannot rename a folder with an open file
+                return
+            held.enter_context(WriteLock(folder / ".lock", LOCK_S).hold())
         except GeniusError:
-            if folder.exists() or attempt == ATTEMPTS - 1:
+            if folder.exists():
                 raise
             continue
         if (folder / ".lock").exists():
-            return folder
+            return
         held.close()
-    raise GeniusError(f"cannot write {target}: another process removes folders next to it")
+    raise GeniusError(f"cannot write {folder}: another process removes it")
 
 
-def sweep_snapshots(parent: Path, owner: str) -> None:
+def _sweep(parent: Path, owner: str) -> None:
     """Remove what killed snapshots of the index with the id `owner` left in a folder."""
     try:
-        names = []
-        if sys.platform != "win32":
-            names = [path.name for path in parent.iterdir()]
+        found = list(parent.glob(".*.snapshot"))
     except OSError:
         return
-    for name in names:
-        found = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{8}", name)
-        target = None
-        if found is not None:
-            target = parent / found[1]
-        if target is None or not is_sibling(parent / name, target, owner):
-            continue
-        with contextlib.suppress(GeniusError), WriteLock(parent / name / ".lock", 0.0).hold():
-            remove(parent / name, target, owner)
+    for path in found:
+        target = path.with_name(path.name.removeprefix(".").removesuffix(".snapshot"))
+        if is_sibling(path, target, owner) and sys.platform != "win32":
+            with contextlib.suppress(GeniusError), WriteLock(path / ".lock", 0.0).hold():
+                remove(path, target, owner)
 
 
 def _retried(source: Path, about: About, version: int | None, copy: Any) -> Copied:
@@ -160,9 +170,8 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         if path.name not in (".lock", ORIGIN):
             remove(path, temporary)
     copied = {"id": about.id, "version": reader.version, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    described = replace(about, id=uuid.uuid4().hex, format=max(about.format, FORMAT), copied=copied)
-    schema = whole_schema(reader)
-    store = Store.fill(temporary, schema, resealed(good_rows(reader), schema))
+    described = replace(about, id=uuid.uuid4().hex, copied=copied)
+    store = Store.fill(temporary, reader.schema, good_rows(reader))
     store.index_words(reader.words_columns())
     state = store.begin_ledger(described.to_dict())
     write_about(temporary, described)
@@ -219,6 +228,12 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
 
     A new folder becomes a copy. An index that exists gets the snapshot's items in place of all of its own, in one change
     that processes which search it follow by themselves; what it held stays an older version for as long as those are kept.
+
+    Args:
+        source: A snapshot, or an index.
+        target: A new folder, or an index.
+        version: Of the source; None: the newest.
+        replace_items: Replace all items of an index that exists.
     """
     source = Path(source)
     target = Path(target)
@@ -235,14 +250,10 @@ def restore(source: str | Path, target: str | Path, version: int | None = None, 
 
 def _replace(source: Path, reader: Reader, target: Path) -> Copied:
     with WriteLock(target / ".lock", 30.0).hold():
-        there = about_of(target)
-        store = open_store(target, there)
-        if there.format < FORMAT:
-            upgrade(target, there, store)
+        store = open_store(target, about_of(target))
         _carry_deleted(deleted_ids(source) | deleted_ids(target), reader, target)
         with store.change():
-            rows: Iterator[pa.RecordBatch] = resealed(good_rows(reader), whole_schema(reader), store.next_seq(long=True))
-            items = store.overwrite(whole_schema(reader), rows)
+            items = store.overwrite(reader.schema, resealed(good_rows(reader), reader.schema, store.next_seq(long=True)))
             store.index_words(reader.words_columns())
         return Copied(source, target, reader.version, items)
 
@@ -272,7 +283,12 @@ class RepairReport:
 
 
 def repair(folder: str | Path, model: Genius | str | Path | None = None) -> RepairReport:
-    """Make an index whole again. `model` is needed only if neither `genius.json` nor the ledger says which one it is."""
+    """Make an index whole again.
+
+    Args:
+        folder: Of the index.
+        model: Needed only if neither `genius.json` nor the ledger says which one it is.
+    """
     folder = Path(folder)
     report = RepairReport(folder)
     finish_swap(folder)
@@ -280,9 +296,10 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
     if not holds_data(folder) and not (folder / LEDGER).exists():
         raise GeniusError(f"no index at {folder}, or none that ever held an item: there is nothing to bring back")
     with WriteLock(folder / ".lock", 30.0).hold():
-        if not _is_sound(folder):
-            _clear_caches(folder, report)
-        if _is_sound(folder):
+        if not check(folder).ok and (folder / CACHE).exists():
+            cache.forget(folder / CACHE, keep=None)
+            report.done.append("removed cache/: it is built anew when needed")
+        if check(folder).ok:
             report.done.append("the table is as it was written")
             store = Store.open(folder)
             store.recover()
@@ -291,32 +308,14 @@ def repair(folder: str | Path, model: Genius | str | Path | None = None) -> Repa
             return report
         remove(table_folder(folder) / VERSIONS / HINT, folder)
         state = _ledger_state(folder, report)
-        store, version, whole = _newest_readable(folder, state, report)
-        about = _about(folder, state, model, store.peek(version), report)
-        described = about.to_dict()
-        fresh = None
-        if whole:
-            fresh = _as_it_is(store, state, described)
-        if fresh is None:
-            fresh = _salvage(store, version, state, described, report)
+        reader = _best_version(folder, state, report)
+        about = _about(folder, state, model, reader, report)
+        fresh = _write_sound_rows(folder, reader, state, about, report)
         write_about(folder, about)
         report.done.append(f"wrote {ABOUT} and {LEDGER}")
         report.version = fresh.head
         report.items = fresh.items
     return report
-
-
-def _is_sound(folder: Path) -> bool:
-    if not check(folder).ok:
-        return False
-    about = read_about(folder)
-    return about is not None and about.format >= FORMAT
-
-
-def _clear_caches(folder: Path, report: RepairReport) -> None:
-    if (folder / CACHE).exists():
-        cache.forget(folder / CACHE, keep=None)
-        report.done.append("removed cache/: it is built anew when needed")
 
 
 def _ledger_state(folder: Path, report: RepairReport) -> LedgerState | None:
@@ -330,112 +329,73 @@ def _ledger_state(folder: Path, report: RepairReport) -> LedgerState | None:
 # -- which version -----------------------------------------------------------------------------------------------
 
 
-def _newest_readable(folder: Path, state: LedgerState | None, report: RepairReport) -> tuple[Store, int, bool]:
-    """The version to bring back, and whether all of its rows are sound. Newer ones are set aside.
-
-    The newest that opens; an older one only if it is whole and has more sound rows than can be read of that.
-    """
-    if state is not None:
-        limit = state.head
-    else:
-        limit = 2**63
-    found = [version for version in reversed(versions_on_disk(folder)) if version <= limit]
-    if state is not None and (not found or found[0] != state.head):
+def _best_version(folder: Path, state: LedgerState | None, report: RepairReport) -> Reader:
+    """The newest version that opens; an older one only if it is whole and has more rows than can be read of that."""
+    found = [version for version in reversed(versions_on_disk(folder)) if state is None or version <= state.head]
+    if state is not None and state.head not in found:
         report.lost.append(f"version {state.head}, with {counted(state.items, 'item')}, is not there any more")
-    passed_over: list[int] = []
+    newest = None
+    sound = 0
     for version in found:
-        passed_over += set_aside(folder, version)
         try:
-            store, reader = _opened(folder, version)
+            reader = _opened(folder, version)
             total = reader.count()
         except GeniusError as error:
-            report.lost.append(f"version {version} cannot be opened ({error})")
+            if newest is None:
+                report.lost.append(f"version {version} cannot be opened ({error})")
             continue
-        if not _is_whole(reader):
-            sound = sum(int(batch.num_rows) for batch in readable_rows(reader, lambda _: None))
-            older = _older(store, [v for v in found if v < version and (state is None or v in state.shown)], sound)
-            if older is not None:
-                readable = f"only {sound} of {counted(total, 'item')} of version {version} can be read"
-                report.lost.append(f"{readable}: version {older} has more")
-                set_aside(folder, older)
-                store = Store(folder)
-                version = older
-                reader = store.peek(version)
-        report.done.append(f"took version {version}")
-        return store, version, _is_whole(reader)
-    put_back(folder, passed_over)  # where the disk fails just now, a later repair finds them
-    raise GeniusError(f"no version of {folder} can be read: restore it from a snapshot (genius restore)")
+        if newest is None:
+            newest = reader
+            sound = sum(batch.num_rows for batch in readable_rows(reader, lambda _: None))
+            if sound == total:
+                break
+            readable = f"only {sound} of {counted(total, 'item')} of version {version} can be read"
+        elif (state is None or version in state.shown) and total > sound and _is_whole(reader):
+            report.lost.append(f"{readable}: version {version} has more")
+            newest = reader
+            break
+    if newest is None:
+        raise GeniusError(f"no version of {folder} can be read: restore it from a snapshot (genius restore)")
+    report.done.append(f"took version {newest.version}")
+    return newest
 
 
-def _opened(folder: Path, version: int) -> tuple[Store, Reader]:
-    """The table at a version. Tried more than once: a disk that fails for a moment must not cost a version."""
+def _opened(folder: Path, version: int) -> Reader:
+    """The table at a version, without newer ones. A disk that fails for a moment must not cost a version."""
     for attempt in range(ATTEMPTS):
         try:
-            store = Store(folder)
-            reader = store.peek(version)
-            reader.count()
-            return store, reader
+            return Store.alone(folder, version)
         except GeniusError:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
-def _older(store: Store, versions: list[int], sound: int) -> int | None:
-    """The newest of these versions that is whole and has more rows than `sound`."""
-    for version in versions:
-        try:
-            reader = store.peek(version)
-            if reader.count() > sound and _is_whole(reader):
-                return version
-        except GeniusError:
-            continue
-    return None
-
-
 def _is_whole(reader: Reader) -> bool:
     try:
-        return sum(int(batch.num_rows) for batch in good_rows(reader)) == reader.count()
+        return reader.count() == sum(int(batch.num_rows) for batch in good_rows(reader))
     except GeniusError:
         return False
 
 
-def _passed(store: Store, state: LedgerState | None) -> int:
-    """The version to go beyond: the last that the ledger says was acknowledged, if that can be believed."""
-    newest = max(versions_on_disk(store.folder), default=0)
-    if state is None:
-        return 0
-    return min(state.head, newest + BELIEVED)
-
-
-def _as_it_is(store: Store, state: LedgerState | None, described: dict[str, Any]) -> LedgerState | None:
-    """A new ledger for a table whose rows are all sound; None if it cannot be written to. Row indexes may be damaged: they go."""
+def _write_sound_rows(folder: Path, reader: Reader, state: LedgerState | None, about: About, report: RepairReport) -> LedgerState:
+    """Write the sound rows of a version as a new one, with new numbers. Newer versions are set aside."""
+    words: list[str] = []
+    with contextlib.suppress(GeniusError):  # a full-text index may be damaged: it can be made again
+        words = reader.words_columns()
+    set_aside(folder, reader.version)
+    store = Store(folder)
+    rows = readable_rows(reader, report.lost.append)
     try:
-        words = store.peek(store.newest()).words_columns()
-        store.drop_indices()
-        store.prepare_sums()
+        store.overwrite(reader.schema, resealed(rows, reader.schema, store.next_seq(long=True)))
         store.index_words(words)
-        store.pass_by(_passed(store, state))
-        return store.begin_ledger(described)
     except GeniusError:
-        return None
-
-
-def _salvage(
-    store: Store, version: int, state: LedgerState | None, described: dict[str, Any], report: RepairReport
-) -> LedgerState:
-    """Write the sound rows as a new version, with new numbers."""
-    reader = store.peek(version)
-    schema = whole_schema(reader)
-    sound: Iterator[pa.RecordBatch] = readable_rows(reader, report.lost.append)
-    try:
-        store.overwrite(schema, resealed(sound, schema, store.next_seq(long=True)))
-    except GeniusError:
-        set_aside(store.folder, version)
+        set_aside(folder, reader.version)
         raise
     report.done.append("wrote the items that can be read as a new version")
-    store.pass_by(_passed(store, state))
-    return store.begin_ledger(described)
+    if state is not None:  # beyond the last that was acknowledged, if that can be believed
+        store.pass_by(min(state.head, reader.version + BELIEVED))
+    return store.begin_ledger(about.to_dict())
 
 
 # -- which model -------------------------------------------------------------------------------------------------
@@ -456,7 +416,7 @@ def _about(
     if model is None:
         if known is None:
             raise GeniusError(f"nothing in {folder} says which model it belongs to: name it (--model)")
-        return _as_new(known)
+        return known
     loaded = load_index_model(folder, model, None)
     named = describe_model(loaded, folder)
     if known is not None and known.fingerprint != named.fingerprint:
@@ -466,11 +426,7 @@ def _about(
         known = named
         if "_embedding" not in reader.schema.names:
             known = replace(named, format=CODES_FORMAT)
-    return _as_new(replace(known, source=named.source or known.source, copied={}))
-
-
-def _as_new(about: About) -> About:
-    return replace(about, format=max(about.format, FORMAT))
+    return replace(known, source=named.source or known.source, copied={})
 
 
 def _check_model(model: Genius, reader: Reader, report: RepairReport) -> None:

@@ -1,11 +1,7 @@
-"""What an index hands back: hits, reports of writes, and what lives under a prefix of codes. In a notebook hits are a grid of
-pictures, texts and scores; nothing is loaded from anywhere but the hits."""
+"""What an index hands back: hits, reports of writes, and what lives under a prefix of codes."""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems
 from genius.index.exchange import flat, imported
-from genius.pictures import loaded
 from genius.types import Item, Modality
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DOUBT = 0.25  # below this probability of an answer hits are marked as doubtful
-SIDE = 160
-SHOWN = 24
-HIT_STYLE = "display:inline-block;width:170px;margin:4px;vertical-align:top;font:12px sans-serif;overflow-wrap:anywhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +64,6 @@ class Hits(list[Hit]):
         vars(out).update(vars(self))
         return out
 
-    def _repr_html_(self) -> str:
-        """A grid of pictures, in a notebook."""
-        return grid(self)
-
     def __repr__(self) -> str:
         if self or self.why is None:
             return super().__repr__()
@@ -85,12 +73,13 @@ class Hits(list[Hit]):
         """JSON-ready mappings, one per hit (`Hit.to_dict`)."""
         return [hit.to_dict() for hit in self]
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _columns(self) -> dict[str, list[Any]]:
         rows = []
         for hit in self.to_list():
             metadata = hit.pop("metadata")
             rows.append(flat(hit, metadata))
-        return rows
+        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def to_arrow(self) -> pa.Table:
         """An Arrow table, one row per hit; metadata fields are columns.
@@ -101,9 +90,7 @@ class Hits(list[Hit]):
         """
         import pyarrow as pa
 
-        rows = self._rows()
-        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
-        return pa.table({name: [row.get(name) for row in rows] for name in names})
+        return pa.table(self._columns())
 
     def to_pandas(self) -> Any:
         """A pandas data frame, one row per hit; metadata fields are columns.
@@ -111,10 +98,7 @@ class Hits(list[Hit]):
         Raises:
             GeniusError: If pandas is not installed.
         """
-        pandas = imported("pandas", "to_pandas")
-        rows = self._rows()
-        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
-        return pandas.DataFrame(rows, columns=names)
+        return imported("pandas", "to_pandas").DataFrame(self._columns())
 
     def sorted_by(self, field: str, descending: bool = False) -> Hits:
         """The same hits by a metadata field; those without it come last.
@@ -194,32 +178,3 @@ class PrefixView:
                 for item, codes in zip(self.items, self.codes, strict=True)
             ],
         }
-
-
-def grid(hits: Hits) -> str:
-    grid_cells = "".join(_hit_html(rank, hit) for rank, hit in enumerate(hits[:SHOWN], start=1))
-    more = f"<p>... and {len(hits) - SHOWN} more</p>" if len(hits) > SHOWN else ""
-    if hits:
-        return f"<div>{grid_cells}{more}</div>"
-    return f"<p>{html.escape(hits.why or 'nothing found')}</p>"
-
-
-def _hit_html(rank: int, hit: Any) -> str:
-    words = html.escape((hit.item.text or "")[:120])
-    about = f"<b>{rank}</b> {hit.score:.3f}<br>{html.escape(hit.id[-60:])}<br><i>{words}</i>"
-    return f'<div style="{HIT_STYLE}">{_picture(hit)}{about}</div>'
-
-
-def _picture(hit: Any) -> str:
-    if hit.item.image is None:
-        return ""
-    try:
-        with loaded(hit.item.image, least=SIDE, large=True) as picture:
-            small = picture.copy()
-    except GeniusError:
-        return "<div>(the picture is gone)</div>"
-    small.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=80)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img src="data:image/jpeg;base64,{data}" alt="{html.escape(hit.id, quote=True)}"><br>'

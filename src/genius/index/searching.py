@@ -25,10 +25,9 @@ from genius.index.reader import HIT_COLUMNS, Reader, Vanished
 from genius.index.results import Hit, Hits
 from genius.index.target import MODALITIES_OF, spread, with_default
 from genius.index.vectors import features_of_queries
-from genius.index.writing import OnError, check_ids, check_missing
 from genius.model.confidence import DEPTH, Confidence
 from genius.model.embedding import Embedded
-from genius.search import SearchEngine, SearchParams, SearchRequest
+from genius.search import SearchRequest
 from genius.search.arrays import Array
 from genius.search.params import MAX_K
 from genius.types import Item, Modality, Query
@@ -65,15 +64,29 @@ class QueryVectors:
             if hasattr(value, "detach"):
                 object.__setattr__(self, name, as_numpy(value))
 
+    def take(self, rows: Sequence[int]) -> QueryVectors:
+        """Some of the queries.
+
+        Args:
+            rows: Their positions.
+        """
+        taken: dict[str, Any] = {}
+        for name in ("z", "dense", "targets", "pictured", "modality"):
+            if getattr(self, name) is not None:
+                taken[name] = getattr(self, name)[list(rows)]
+        return replace(self, scale=tuple(self.scale[row] for row in rows), **taken)
+
     def check(self, width: int) -> None:
-        """Vectors of this width, and one target for each."""
+        """Refuse anything but vectors of this width, and one target for each.
+
+        Args:
+            width: Of stored vectors.
+        """
         for name, vectors in (("z", self.z), ("dense", self.dense)):
             if vectors is None and name == "dense":
                 continue
             if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f":
-                shown = type(vectors).__name__
-                if isinstance(vectors, np.ndarray):
-                    shown = str(tuple(vectors.shape))
+                shown = getattr(vectors, "shape", type(vectors).__name__)
                 raise GeniusError(f"{name} must be an array of numbers (queries, {width}), got {shown}")
             if vectors.shape[1] != width:
                 raise GeniusError(f"{name} has vectors {vectors.shape[1]} wide; those of this index are {width} wide")
@@ -87,102 +100,79 @@ class QueryVectors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """Queries that share one request, and how they are searched."""
-
-    queries: QueryVectors
-    request: SearchRequest
-    params: SearchParams
-    allowed: NDArray[np.bool_] | None
-    confidence: Confidence | None
-
-    @property
-    def k(self) -> int:
-        """Whether there is an answer shows in how the first hits differ."""
-        if self.confidence is None:
-            return self.request.k
-        return max(self.request.k, DEPTH)
-
-
-@dataclass(frozen=True, slots=True)
 class _Ranked:
     """What the engine found for one query, best first, without padding."""
 
-    search: _Search
-    query: int  # its position in `search`
     seqs: NDArray[np.int64]
     codes: NDArray[np.int64]  # (n, M)
     scores: NDArray[np.float32]
     shown_scores: NDArray[np.float32]  # the same on the scale of another modality, where hits of several are merged
-    plan: str | None  # the plan that ran; None: there was nothing to search
-    considered: int
+    plan: str | None = None  # the plan that ran; None: there was nothing to search
+    considered: int = 0
     first_bias: float = 0.0  # item bias that was taken off the score of the first hit
 
 
 def search_requests(state: Index, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
-    """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests."""
-    places_by_request: dict[SearchRequest, list[int]] = {}
-    for place, request in enumerate(requests):
-        if request.diverse:  # answers that differ are chosen among more
-            request = replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
-        places_by_request.setdefault(request, []).append(place)
+    """The hits of each query under its own request: one pass through the encoder for all, one search for equal requests.
+
+    Args:
+        state: The index.
+        queries: Of mode "similarity".
+        requests: One for each query.
+    """
     if not queries:
         return []
     modalities = state.modalities()
-    targeted_queries = [with_default(query, request, modalities) for query, request in zip(queries, requests, strict=True)]
-    groups = []
-    for request, places in places_by_request.items():
-        group_queries = [targeted_queries[place] for place in places]
-        if request.strict:
-            expanded = group_queries
-            owner = list(range(len(group_queries)))
-        else:
-            expanded, owner = spread(group_queries, modalities)
-        groups.append((request, places, expanded, owner))
-    searched = [query for *_, expanded, _ in groups for query in expanded]
+    targeted = [with_default(query, request, modalities) for query, request in zip(queries, requests, strict=True)]
+    searched: list[Query] = []
+    owner: list[int] = []  # of which query each is a part
+    rows: dict[SearchRequest, list[int]] = {}
+    for number, (query, request) in enumerate(zip(targeted, requests, strict=True)):
+        parts = [query]
+        if not request.strict:
+            parts = spread(parts, modalities)[0]
+        rows.setdefault(_wider(request), []).extend(range(len(searched), len(searched) + len(parts)))
+        searched += parts
+        owner += [number] * len(parts)
     model = state.model  # of all that follows: `search` refuses what another one has embedded
     embedded = embed_queries(model, searched)
     if state.query_log is not None:
         state.query_log(as_numpy(embedded.z), as_numpy(embedded.modality), [query.target for query in searched])
     targets = np.array([target_code(query.target) for query in searched], np.int64)
     pictured = as_numpy(embedded.modality) != int(Modality.TEXT)
-    parts = []
-    first = 0
-    for request, _, expanded, owner in groups:
-        at = slice(first, first + len(expanded))
-        vectors = QueryVectors(
-            embedded.z[at],
-            embedded.dense[at],
-            targets[at],
-            pictured[at],
-            embedded.modality[at],
-            scales(state.model, expanded, owner),
-        )
-        parts.append((vectors, request))
-        first += len(expanded)
-    group_hits = state.consistent(lambda: search(state, parts, model))
-    answers: dict[int, Hits] = {}
-    for (request, places, _, owner), hits in zip(groups, group_hits, strict=True):
+    vectors = QueryVectors(embedded.z, embedded.dense, targets, pictured, embedded.modality, scales(model, searched, owner))
+    groups = [(vectors.take(own), request) for request, own in rows.items()]
+    found: list[list[Hits]] = [[] for _ in queries]
+    for own, group in zip(rows.values(), state.consistent(lambda: search(state, groups, model)), strict=True):
+        for row, hits in zip(own, group, strict=True):
+            found[owner[row]].append(hits)
+    out = []
+    for given, query, request, hits_of_parts in zip(queries, targeted, requests, found, strict=True):
+        hits = _together(hits_of_parts, _wider(request).k)
         confidence = model.confidence(request.settings(model, state.about.vectors).reranker)
-        for place, query_hits in zip(places, gather(hits, owner, request.k), strict=True):
-            answers[place] = with_probabilities(query_hits, confidence, targeted_queries[place].image is not None)
-    out = [apart(answers[i], asks.k) if asks.diverse else answers[i] for i, asks in enumerate(requests)]
-    for query_hits, query in zip(out, targeted_queries, strict=True):
-        query_hits.target = query.target
-    for number, (query, request) in enumerate(zip(queries, requests, strict=True)):
-        defaulted = query.target is None and targeted_queries[number].target is not None
-        if defaulted and not out[number] and not _any_of_target(state, targeted_queries[number].target, request.where):
-            out[number] = search_requests(state, [query], [replace(request, any_modality=True)])[0]
-            targeted_queries[number] = query
-    out = [probable(hits, request.min_probability) for hits, request in zip(out, requests, strict=True)]
+        hits = with_probabilities(hits, confidence, query.image is not None)
+        if request.diverse:
+            hits = apart(hits, request.k)
+        hits.target = query.target
+        defaulted = given.target is None and query.target is not None
+        if defaulted and not hits and not _any_of_target(state, query.target, request.where):
+            hits = search_requests(state, [given], [replace(request, any_modality=True)])[0]
+        out.append(probable(hits, request.min_probability))
     if not all(out):
         counts = state.consistent(lambda: describe_index(state.path, state.about, state.reader()))["modalities"]
-        for query_hits, query, request in zip(out, targeted_queries, requests, strict=True):
-            if query_hits:
-                query_hits.why = None
-            elif query_hits.why is None:
-                query_hits.why = why_nothing(query.target, request, counts)
+        for hits, request in zip(out, requests, strict=True):
+            if hits:
+                hits.why = None
+            elif hits.why is None:
+                hits.why = why_nothing(hits.target, request, counts)
     return out
+
+
+def _wider(request: SearchRequest) -> SearchRequest:
+    """What the engine is asked for: hits that differ are chosen among more."""
+    if request.diverse:
+        return replace(request, k=min(WIDER * request.k, MAX_K), diverse=False)
+    return request
 
 
 def _any_of_target(state: Index, target: Modality | None, where: str | None) -> bool:
@@ -262,13 +252,19 @@ def search(state: Index, groups: Sequence[tuple[QueryVectors, SearchRequest]], m
     """
     with state.lock:
         live = state.current(model=model)
-        ranked = [_run(live, _prepared(live, queries, request, state.path)) for queries, request in groups]
+        confidences = [_confidence(live, queries, request) for queries, request in groups]
+        ranked = [_ranked(live, *group, confidence, state.path) for group, confidence in zip(groups, confidences, strict=True)]
         reader = live.reader
-    hit_seqs = [one.seqs[: one.search.request.k] for group in ranked for one in group]
-    items_by_seq = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *hit_seqs])), HIT_COLUMNS)
-    shown = dict(zip(items_by_seq, display(reader, list(items_by_seq.values())), strict=True))
-    modalities = {seq: Modality.parse(row["modality"]) for seq, row in items_by_seq.items()}
-    return [[_hits(one, shown, modalities) for one in group] for group in ranked]
+    shown = [one.seqs[: request.k] for (_, request), found in zip(groups, ranked, strict=True) for one in found]
+    rows = reader.rows(np.unique(np.concatenate([np.empty(0, np.int64), *shown])), HIT_COLUMNS)
+    items = dict(zip(rows, display(reader, list(rows.values())), strict=True))
+    out = []
+    for (queries, request), found, confidence in zip(groups, ranked, confidences, strict=True):
+        pictured = queries.pictured
+        if pictured is None:
+            pictured = np.zeros(len(found), bool)
+        out.append([_hits(one, request, items, confidence, bool(pictured[query])) for query, one in enumerate(found)])
+    return out
 
 
 def check_fitted(model: Genius, path: Path) -> None:
@@ -288,86 +284,58 @@ def check_fitted(model: Genius, path: Path) -> None:
         )
 
 
-def _prepared(live: Live, queries: QueryVectors, request: SearchRequest, path: Path) -> _Search:
+def _confidence(live: Live, queries: QueryVectors, request: SearchRequest) -> Confidence | None:
+    """What tells probabilities; None: there are none."""
+    if queries.pictured is None:
+        return None
+    return live.model.confidence(request.settings(live.model, live.base.has_vectors).reranker)
+
+
+def _ranked(
+    live: Live, queries: QueryVectors, request: SearchRequest, confidence: Confidence | None, path: Path
+) -> list[_Ranked]:
+    """What the engine finds for each query."""
     params = request.settings(live.model, live.base.has_vectors)
     if params.generates or params.reranker == "codes":
         check_fitted(live.model, path)
     allowed = None
     if len(queries.z):
         allowed = allowed_rows(live, request.where, queries.targets)
-    confidence = None
-    if queries.pictured is not None:
-        confidence = live.model.confidence(params.reranker)
-    return _Search(queries, request, params, allowed, confidence)
-
-
-def _run(live: Live, search: _Search) -> list[_Ranked]:
-    """What the engine finds for each query."""
     engine = live.engine()
-    queries = search.queries
     if engine is None or live.alive == 0 or not len(queries.z):
-        rows_of_nothing = np.empty(0, np.int64)
-        codes_of_nothing = live.codes_of(rows_of_nothing)
-        no_scores = np.empty(0, np.float32)
-        return [
-            _Ranked(search, query, rows_of_nothing, codes_of_nothing, no_scores, no_scores, None, 0)
-            for query in range(len(queries.z))
-        ]
-    k = min(search.k, live.alive)
+        rows = np.empty(0, np.int64)
+        scores = np.empty(0, np.float32)
+        return [_Ranked(rows, live.codes_of(rows), scores, scores)] * len(queries.z)
+    k = request.k
+    if confidence is not None:  # whether there is an answer shows in how the first hits differ
+        k = max(k, DEPTH)
     result = engine.search(
         queries.z,
-        k=k,
-        params=search.params,
+        k=min(k, live.alive),
+        params=params,
         dense=queries.dense,
         target=queries.targets,
-        allowed=search.allowed,
+        allowed=allowed,
         modality=queries.modality,
     )
-    rows = result.rows
-    scores = result.scores
-    considered = result.considered.tolist()
     background = None
     if any(scale >= 0 for scale in queries.scale):
-        compared = queries.z
-        if queries.dense is not None:
-            compared = queries.dense
-        background = engine.background(compared)
-    biases = _first_biases(engine, search, rows)
+        background = engine.background(queries.z if queries.dense is None else queries.dense)
+    biases: NDArray[Any] = np.zeros(len(result.rows))  # of first hits, as far as the probability of an answer is wanted
+    bias = engine.bias_for(params)
+    if confidence is not None and queries.modality is not None and bias is not None:
+        biases = bias.take(as_numpy(queries.modality).astype(np.int64), result.rows[:, :1])[:, 0]
     ranked = []
-    for query in range(len(rows)):
-        real = rows[query] >= 0
-        own = rows[query][real]
-        codes = live.codes_of(own)
-        own_scores = scores[query][real]
-        shown_scores = own_scores
+    for query, found in enumerate(result.rows):
+        rows = found[found >= 0]
+        scores = result.scores[query][found >= 0]
+        shown_scores = scores
         if background is not None and queries.scale[query] >= 0 and queries.targets is not None:
-            shown_scores = rescaled(own_scores, background[query], int(queries.targets[query]), queries.scale[query])
-        ranked.append(
-            _Ranked(
-                search,
-                query,
-                live.seqs[own],
-                codes,
-                own_scores,
-                shown_scores,
-                result.plan,
-                considered[query],
-                biases[query],
-            )
-        )
+            shown_scores = rescaled(scores, background[query], int(queries.targets[query]), queries.scale[query])
+        considered = int(result.considered[query])
+        first_bias = float(biases[query])
+        ranked.append(_Ranked(live.seqs[rows], live.codes_of(rows), scores, shown_scores, result.plan, considered, first_bias))
     return ranked
-
-
-def _first_biases(engine: SearchEngine, search: _Search, rows: NDArray[np.int64]) -> list[float]:
-    """Item bias of the first hit of each query, as far as the probability of an answer is wanted."""
-    modality = search.queries.modality
-    if search.confidence is None or modality is None:
-        return [0.0] * len(rows)
-    bias = engine.bias_for(search.params)
-    if bias is None:
-        return [0.0] * len(rows)
-    taken: list[float] = bias.take(as_numpy(modality).astype(np.int64), rows[:, :1])[:, 0].tolist()
-    return taken
 
 
 def has_gap(model: Any, query: Query) -> bool:
@@ -418,25 +386,23 @@ def rescaled(scores: NDArray[np.float32], background: NDArray[np.float32], own: 
     return out
 
 
-def _hits(ranked: _Ranked, shown: dict[int, Item], modalities: dict[int, Modality]) -> Hits:
-    request = ranked.search.request
-    confidence = ranked.search.confidence
-    pictured = ranked.search.queries.pictured
-    seqs = ranked.seqs[: request.k].tolist()
-    hit_modalities = [modalities[seq] for seq in seqs]
+def _hits(
+    ranked: _Ranked, request: SearchRequest, items: Mapping[int, Item], confidence: Confidence | None, has_image: bool
+) -> Hits:
     hits = Hits()
     hits.plan = ranked.plan
     hits.considered = ranked.considered
-    probabilities: Sequence[float | None] = [None] * len(hit_modalities)
-    if confidence is not None and pictured is not None:
-        has_image = bool(pictured[ranked.query])
-        probabilities = confidence.of_hits(has_image, ranked.scores[: request.k], hit_modalities).tolist()
-        hits.answerable = confidence.of_answer(has_image, ranked.scores, hit_modalities, ranked.first_bias)
-    for place, seq in enumerate(seqs):
+    shown = [items[seq] for seq in ranked.seqs[: request.k].tolist()]
+    modalities = [item.modality for item in shown]
+    probabilities: Sequence[float | None] = [None] * len(shown)
+    if confidence is not None:
+        probabilities = confidence.of_hits(has_image, ranked.scores[: request.k], modalities).tolist()
+        hits.answerable = confidence.of_answer(has_image, ranked.scores, modalities, ranked.first_bias)
+    for place, item in enumerate(shown):
         score = float(ranked.shown_scores[place])
         if request.min_score is None or score >= request.min_score:
             codes = tuple(ranked.codes[place].tolist())
-            hits.append(Hit(shown[seq].id, score, codes, shown[seq], hit_modalities[place], probabilities[place]))
+            hits.append(Hit(item.id, score, codes, item, item.modality, probabilities[place]))
     return hits
 
 
@@ -455,18 +421,6 @@ def allowed_rows(live: Live, where: str | None, targets: Array | None) -> NDArra
         target: live.mask(f"modality = '{Modality(target).label}'") for target in set(targets.tolist()) if target >= 0
     }
     return np.stack([everything & modality_masks[target] if target >= 0 else everything for target in targets.tolist()])
-
-
-def columns_of(state: Index, ids: list[str], columns: Sequence[str], missing: OnError) -> dict[str, dict[str, Any]]:
-    """Table columns of items by id, of one version."""
-    with state.lock:
-        live = state.current()
-        rows = live.find(check_ids(ids))
-        check_missing(ids, rows, missing)
-        seqs = {item_id: int(live.seqs[row]) for item_id, row in rows.items()}
-        reader = live.reader
-    rows_by_seq = reader.rows(list(seqs.values()), columns)
-    return {item_id: rows_by_seq[seq] for item_id, seq in seqs.items()}
 
 
 def stream(state: Index, columns: Sequence[str], where: str | None = None) -> Iterator[dict[str, Any]]:
@@ -508,6 +462,11 @@ def display(reader: Reader, rows: list[dict[str, Any]]) -> list[Item]:
 
 
 def item_of_row(row: dict[str, Any]) -> Item:
+    """The item that a row of the table describes.
+
+    Args:
+        row: With the columns of `HIT_COLUMNS`, and `_image_bytes` if they are wanted.
+    """
     if row["_image"] is not None:
         image = row["_image"]
     else:
@@ -516,15 +475,10 @@ def item_of_row(row: dict[str, Any]) -> Item:
     return Item(row["id"], image=image, text=row["text"], metadata=meta.load(row["_metadata"]), modality=modality)
 
 
-def gather(answers: Sequence[Hits], owner: Sequence[int], k: int) -> list[Hits]:
-    """The hits of the queries that `spread` was given, best first."""
-    parts: list[list[Hits]] = [[] for _ in range(max(owner, default=-1) + 1)]
-    for hits, number in zip(answers, owner, strict=True):
-        parts[number].append(hits)
-    return [_together(query_parts, k) if len(query_parts) > 1 else query_parts[0] for query_parts in parts]
-
-
 def _together(parts: Sequence[Hits], k: int) -> Hits:
+    """The hits of the parts of one query, best first."""
+    if len(parts) == 1:
+        return parts[0]
     whole = Hits(sorted((hit for hits in parts for hit in hits), key=lambda hit: -hit.score)[:k])
     whole.plan = parts[0].plan
     whole.considered = sum(hits.considered for hits in parts)

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from genius.errors import GeniusError
 from genius.index import commit
 from genius.index.commit import manifest_name, table_folder
-from genius.index.ledger import SUM, Damaged, Ledger, LedgerState, file_sum
+from genius.index.ledger import Damaged, Ledger, LedgerState, file_sum
 from genius.index.metadata import FieldType, arrow_rows, item_schema, metadata_schema
-from genius.index.paths import TABLE
+from genius.index.paths import LEDGER, TABLE
 from genius.index.reader import Reader, Tally, Vanished, database_errors, good_rows
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class _Opened:
         with database_errors(f"open the index {folder}"):
             self.database: Any = lancedb.connect(path)
             self.table: Any = self.database.open_table(TABLE)  # for the writer
-            self.watch: Any = self.database.open_table(TABLE)  # for seeing what is newest, by any thread
 
     def at(self, version: int) -> tuple[Any, object]:
         with database_errors(f"open version {version} of {self.folder}"):
@@ -104,13 +103,17 @@ class Store:
     def _table(self) -> Any:
         return self._open.table
 
-    @property
-    def _watch(self) -> Any:
-        return self._open.watch
-
     @classmethod
     def create(cls, folder: Path, levels: int, width: int, durable: bool = True, vectors: bool = True) -> Store:
-        """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not."""
+        """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not.
+
+        Args:
+            folder: Of the index.
+            levels: Codes of an item.
+            width: Of a vector.
+            durable: Whether a change waits for the disk.
+            vectors: Whether vectors are stored, and not only codes.
+        """
         import lancedb
 
         if commit.holds_data(folder):
@@ -122,7 +125,14 @@ class Store:
 
     @classmethod
     def fill(cls, folder: Path, schema: Any, rows: Iterator[pa.RecordBatch], durable: bool = True) -> Store:
-        """A new table of these rows, which have their checksums. Every row was read back when this returns."""
+        """A new table of these rows, which have their checksums. Every row was read back when this returns.
+
+        Args:
+            folder: Of the index.
+            schema: Of the rows.
+            rows: All rows.
+            durable: Whether a change waits for the disk.
+        """
         import lancedb
         import pyarrow as pa
 
@@ -137,45 +147,74 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, durable: bool = True) -> Store:
-        """The table as it was acknowledged last; refused if its files are not as they were written."""
+        """The table as it was acknowledged last; refused if its files are not as they were written.
+
+        Args:
+            folder: Of the index.
+            durable: Whether a change waits for the disk.
+        """
         commit.verify(folder, Ledger(folder))
         return cls(folder, durable)
 
     # -- versions ----------------------------------------------------------------------------------------------
 
-    def latest(self) -> int:
-        """The newest version that was acknowledged; some microseconds."""
+    def state(self) -> LedgerState:
+        """What the ledger says; some microseconds where nothing is new."""
         state = self.ledger.read()
-        if state is not None:
-            return state.head
-        with database_errors("read the index"):  # an index of format 1
-            self._watch.checkout_latest()
-            return int(self._watch.version)
+        if state is None:
+            raise Damaged(f"{self.folder} is damaged: {LEDGER} is missing; genius repair {self.folder}")
+        return state
+
+    def latest(self) -> int:
+        """The newest version that was acknowledged."""
+        return self.state().head
 
     def at(self, version: int) -> Reader:
+        """A version that was acknowledged, for reading.
+
+        Args:
+            version: Of the table.
+
+        Raises:
+            Vanished: It was never acknowledged, or is cleaned away.
+            GeniusError: The file that defines it is not as it was written.
+        """
         try:
-            state = self.ledger.read()
-            if state is not None and version not in state.shown:
+            if version not in self.state().shown:
                 raise Vanished(f"there is no version {version} of {self.folder} (genius info --versions lists them)")
-            noted = self._check_manifest(version)
-            if noted is None:
-                return self.peek(version)
-            return self._reader(version, noted)
+            return self._reader(version, self._check_manifest(version))
         except Vanished:
-            state = self.ledger.read()
-            if state is not None and state.head == version:
+            state = self.state()
+            if state.head == version:
                 gone = commit.missing_head(self.folder, state)
                 raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}") from None
             raise
 
+    @staticmethod
+    def alone(folder: Path, version: int) -> Reader:
+        """A version without those after it, acknowledged or not, opened at once: for repairing.
+
+        Args:
+            folder: Of the index.
+            version: Of the table.
+        """
+        try:
+            commit.refuse_other_places(folder, version)
+            opened = _Opened(folder, commit.view_without_strays(folder, version))
+        except OSError as error:
+            raise GeniusError(f"cannot open version {version} of {folder}: {error.strerror or error}") from None
+        reader = Reader(lambda: opened.at(version), version)
+        _ = reader.columns
+        return reader
+
     def peek(self, version: int) -> Reader:
-        """A version as LanceDB shows it, acknowledged or not, opened at once: for repairing."""
+        """A version as LanceDB shows it, acknowledged or not, opened at once."""
         reader = self._reader(version, None)
         _ = reader.columns
         return reader
 
     def _reader(self, version: int, noted: str | None) -> Reader:
-        return Reader(lambda: self._same(version, noted), version, self._mark(version), noted)
+        return Reader(lambda: self._same(version, noted), version, noted)
 
     def _same(self, version: int, noted: str | None) -> tuple[Any, object]:
         """`_checked_out`, if that is what the reader was made for: another index under this name may have the same version."""
@@ -199,50 +238,41 @@ class Store:
                 self._connect()  # the view was made before this version was
                 return self._open.at(version)
 
-    def _check_manifest(self, version: int) -> str | None:
-        """The noted checksum of the file that defines a version, after comparing; None: none was noted."""
-        state = self.ledger.read()
+    def _check_manifest(self, version: int) -> str:
+        """The noted checksum of the file that defines a version, after comparing."""
         name = manifest_name(version)
-        noted = None
-        if state is not None:
-            noted = state.files.get(name)
-        if noted is None:
-            return None
+        noted = self.state().files.get(name)
         try:
-            same = file_sum(table_folder(self.folder) / name) == noted
+            same = noted is not None and file_sum(table_folder(self.folder) / name) == noted
         except FileNotFoundError:
             raise Vanished(f"cannot open version {version} of {self.folder}: a file of this version is gone") from None
         except OSError as error:
             raise GeniusError(f"cannot read {name} of {self.folder}: {error.strerror or error}") from None
-        if not same:
+        if noted is None or not same:
             raise Damaged(f"{self.folder} is damaged: {name} is not as it was written; genius repair {self.folder}")
         return noted
 
-    def _mark(self, version: int) -> tuple[int, int] | None:
-        """Time and size of the file that defines a version; None if it is gone or named in another way."""
-        try:
-            about = (table_folder(self.folder) / manifest_name(version)).stat()
-        except OSError:
-            return None
-        return about.st_mtime_ns, about.st_size
-
     def continues(self, reader: Reader) -> bool:
-        """Whether what is on disk still contains the version that `reader` shows; False if that cannot be known."""
-        return reader.mark is not None and reader.mark == self._mark(reader.version)
+        """Whether what is on disk still contains the version that `reader` shows; False if that cannot be known.
+
+        Args:
+            reader: Of a version that was acknowledged.
+        """
+        return reader.noted is not None and reader.noted == self.state().files.get(manifest_name(reader.version))
 
     def versions(self) -> list[dict[str, Any]]:
         """Those that can be opened. A change may take several steps of the table: only the last is a version."""
-        state = self.ledger.read()
+        shown = self.state().shown
         with database_errors("list versions"):
-            self._watch.checkout_latest()
+            table = self._open.database.open_table(TABLE)
             return [
                 {
                     "version": int(v["version"]),
                     "time": v["timestamp"].isoformat(),
                     "items": int(v["metadata"].get("total_rows", -1)),
                 }
-                for v in self._watch.list_versions()
-                if state is None or int(v["version"]) in state.shown
+                for v in table.list_versions()
+                if int(v["version"]) in shown
             ]
 
     # -- writing (the caller holds the write lock) -------------------------------------------
@@ -265,9 +295,7 @@ class Store:
 
     def recover(self) -> list[int]:
         """Put away what a writer left that died before its change was acknowledged; versions of it."""
-        state = self.ledger.read()
-        if state is None:
-            raise Damaged(f"{self.folder} has no ledger; genius repair {self.folder}")
+        state = self.state()
         if not (table_folder(self.folder) / manifest_name(state.head)).is_file():
             gone = commit.missing_head(self.folder, state)
             raise Damaged(f"{self.folder} is damaged: {gone}; genius repair {self.folder}")
@@ -287,14 +315,20 @@ class Store:
 
     def _acknowledge(self) -> None:
         version = self.newest()
-        state = self.ledger.read()
-        if state is None or version != state.head:
+        state = self.state()
+        if version != state.head:
             with database_errors("count"):
                 items = int(self._table.count_rows())
-            commit.acknowledge(self.folder, self.ledger, version, items, self.durable)
+            fresh = [name for name in commit.table_files(self.folder) if name not in state.files]
+            self.ledger.acknowledge(version, items, commit.record(self.folder, fresh, self.durable), self.durable)
 
     def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
-        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one."""
+        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one.
+
+        Args:
+            about: What `genius.json` says, too.
+            version: That counts; None: the newest on the disk.
+        """
         if version is None:
             version = self.newest()
         commit.set_aside(self.folder, version)
@@ -318,14 +352,6 @@ class Store:
         nonce = secrets.randbits(SEQ_SHIFT - POSITION_BITS - long)
         return ((self.newest() + 1) << SEQ_SHIFT) | (nonce << POSITION_BITS)
 
-    def prepare_sums(self) -> None:
-        """A table of format 1 has no column for checksums of rows."""
-        import pyarrow as pa
-
-        with self._newest_table("add a column") as table:
-            if SUM not in table.schema.names:
-                table.add_columns(pa.schema([pa.field(SUM, pa.int64())]))
-
     def add_columns(self, columns: Mapping[str, FieldType]) -> None:
         with self._newest_table("add metadata columns") as table:
             table.add_columns(metadata_schema(columns))
@@ -339,7 +365,11 @@ class Store:
         return arrow_rows(self._table.schema, columns)
 
     def append(self, rows: pa.Table) -> None:
-        """All rows or none."""
+        """Add rows: all or none.
+
+        Args:
+            rows: Of the table's schema, with their checksums.
+        """
         with self._newest_table("add items") as table:
             table.add(rows)
 
@@ -370,7 +400,11 @@ class Store:
         return (newest + 1) << SEQ_SHIFT
 
     def replace(self, rows: pa.Table) -> None:
-        """Insert rows, each in place of the one with its id if there is one. One commit: all or none."""
+        """Insert rows, each in place of the one with its id if there is one. One commit: all or none.
+
+        Args:
+            rows: Of the table's schema, with their checksums.
+        """
         with self._newest_table("write items") as table:
             table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
@@ -390,19 +424,18 @@ class Store:
         self.verify_rows(tally)
         return tally.rows
 
-    def verify_rows(self, expected: Tally, where: str | None = None) -> None:
+    def verify_rows(self, expected: Tally) -> None:
         """Read rows of the newest version back from the disk and compare them with their checksums, and with what was written.
 
         Args:
             expected: count and checksums of the rows, taken on their way in.
-            where: a condition that only these rows meet; None for all rows.
 
         Raises:
             GeniusError: a row is missing, cannot be read or is not as it was written.
         """
         found = Tally()
         try:
-            for batch in found.counting(good_rows(self.peek(self.newest()), where)):
+            for batch in found.counting(good_rows(self.peek(self.newest()))):
                 del batch
         except GeniusError as error:
             raise GeniusError(
@@ -414,6 +447,11 @@ class Store:
             )
 
     def delete(self, seqs: Sequence[int]) -> None:
+        """Delete rows.
+
+        Args:
+            seqs: Their numbers.
+        """
         with self._newest_table("delete items") as table:
             table.delete(f"_seq IN ({', '.join(str(int(seq)) for seq in seqs)})")
 
@@ -435,12 +473,6 @@ class Store:
                     table.drop_index(index.name)
             for column in columns:
                 table.create_index(column, config=settings)
-
-    def drop_indices(self) -> None:
-        """Row indexes can be made again; `compact` does."""
-        with self._newest_table("drop row indexes") as table:
-            for index in table.list_indices():
-                table.drop_index(index.name)
 
     def pass_by(self, version: int) -> None:
         """Reach a higher version than this, so that who had it open notices that what is there now is another."""

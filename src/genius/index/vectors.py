@@ -163,7 +163,11 @@ def unfitted_weights(config: GeniusConfig, seed: int) -> dict[str, NDArray[np.fl
 
 
 def neutral_queries(width: int) -> QueryBank:
-    """Stands for queries of which nothing is known: every modality is equally likely, no item has a bias."""
+    """Stands for queries of which nothing is known: every modality is equally likely, no item has a bias.
+
+    Args:
+        width: Of the vectors.
+    """
     none = np.empty(0, np.int64)
     vectors = np.empty((0, width), np.float32)
     return QueryBank(vectors, none, none, np.zeros((3, width), np.float32), np.zeros(3, np.float32), real=False)

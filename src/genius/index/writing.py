@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -44,7 +44,17 @@ def write(
     on_progress: Callable[[AddReport], None] | None = None,
     features: Features | None = None,
 ) -> AddReport:
-    """Add items, or upsert them with `replace`. Each batch is one commit; one of large pictures given as bytes is cut short."""
+    """Add items, or upsert them with `replace`. Each batch is one commit; one of large pictures given as bytes is cut short.
+
+    Args:
+        state: The index.
+        items: Items, and what each was read from.
+        replace: Put items in the place of those with their ids.
+        batch_size: Items of one commit; fewer where they are large.
+        on_error: "raise" at the first item that cannot be read, or "skip" it.
+        on_progress: Called with the report of each commit.
+        features: The encoder's output for all items; None: it is run.
+    """
     state.check_writable()
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH:
         raise GeniusError(f"batch_size must be a whole number from 1 to {MAX_BATCH:,}, got {batch_size!r}")
@@ -68,7 +78,12 @@ def write(
 
 
 def item_batches(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]:
-    """At most `size` items a batch, fewer where they are large, and where a batch would end within one pass of the encoder."""
+    """At most `size` items a batch, fewer where they are large, and where a batch would end within one pass of the encoder.
+
+    Args:
+        items: Items, and what each was read from.
+        size: Items of a batch, at most.
+    """
     batch: list[Stamped] = []
     held = 0
     window = None
@@ -244,7 +259,7 @@ def delete(state: Index, wanted: list[str], missing: OnError) -> int:
 def optimize(state: Index, keep: timedelta) -> None:
     state.check_writable()
     with state.write_lock.hold():
-        with state.change():  # brings an index of an earlier format up to date
+        with state.change():  # puts away what a killed writer left
             pass
         state.store.compact(keep)
         with state.lock:
@@ -277,9 +292,6 @@ class Field:
     name: str
     type: FieldType
     items: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "type": self.type, "kind": self.type, "items": self.items}
 
 
 def list_fields(reader: Reader) -> list[Field]:

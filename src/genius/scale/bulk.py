@@ -22,7 +22,7 @@ from genius.index import Index
 from genius.index.appending import holds_rows, numbering, take_in
 from genius.index.folder import WriteLock
 from genius.index.ingest import IngestConfig, IngestReport
-from genius.index.names import names_in
+from genius.index.names import root_of
 from genius.scale import connected, load_ray
 from genius.scale.parts import LOCK, Part, PartIndexer, Record, Staging, cut
 
@@ -100,8 +100,8 @@ def bulk_index(
             if was_taken_in(index, staging):
                 staging.clear()
             salt = f"{index.about.fingerprint}|{config.thumbnails}"
-            names = names_in(index, paths, TABLE_SUFFIXES)
-            parts = cut(paths, ingest, config.part_rows, salt, report.report, names)
+            root = root_of(index, paths, TABLE_SUFFIXES)
+            parts = cut(paths, ingest, config.part_rows, salt, report.report, root)
             with numbering(index) as reserve:
                 first = staging.begin(parts, reserve)
             todo = [part for part in parts if staging.record(part, first[part.name]) is None]

@@ -46,7 +46,6 @@ from genius.index.ingest import (
     read_items,
 )
 from genius.index.metadata import FieldType, arrow_rows, metadata_schema
-from genius.index.names import FileNames
 from genius.index.paths import STAGING, remove
 from genius.index.prepare import prepare
 from genius.index.reader import database_errors
@@ -90,17 +89,17 @@ def cut(
     rows: int,
     salt: str,
     report: IngestReport,
-    names: FileNames | None = None,
+    root: Path | None = None,
 ) -> list[Part]:
     """Everything under `paths` in parts of at most `rows` items, in the order in which one process would read it.
 
-    `salt`: what else decides the outcome (the model). `names`: ids of files; None: those of a new index. Files that
+    `salt`: what else decides the outcome (the model). `root`: that ids are relative to; None: that of a new index. Files that
     cannot be cut are left to a worker, who says why.
     """
     if not 1 <= rows <= MAX_ROWS:
         raise GeniusError(f"rows of a part must be 1 to {MAX_ROWS:,}, got {rows}")
     about = f"{salt}|{json.dumps(asdict(config), sort_keys=True)}"
-    parts = [_part(files, items, about, config) for files, items in _groups(find_files(paths, config, report, names), rows)]
+    parts = [_part(files, items, about, config) for files, items in _groups(find_files(paths, config, report, root), rows)]
     if len(parts) > MAX_PARTS:
         raise GeniusError(f"{len(parts):,} parts, more than {MAX_PARTS:,}: let each hold more than {rows:,} items (--part-rows)")
     return parts
