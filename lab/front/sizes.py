@@ -42,7 +42,11 @@ SMALL = 5_000  # items below which few queries have their positives in one colle
 DRAWS = 10  # so several collections are drawn
 POSITIVES = 0.5  # of the items, at most
 DENSE = SearchParams(plan="flat", item_bias=False)
-SEARCHES = {"default": SearchParams(), "default, no item bias": SearchParams(item_bias=False)}
+SEARCHES = {
+    "default": SearchParams(),
+    "default, no item bias": SearchParams(item_bias=False),
+    "compared whole, item bias": SearchParams(plan="flat"),
+}
 
 
 def drawn(bench: Bench, size: int, random: np.random.Generator, per_task: int) -> tuple[Ints, Ints]:
