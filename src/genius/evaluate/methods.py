@@ -64,7 +64,6 @@ class MethodResult:
     # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
     survival: list[float] = field(default_factory=list)  # per level, on a sample
-    note: str = ""
 
 
 class Method(Protocol):

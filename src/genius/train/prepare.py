@@ -16,7 +16,7 @@ from genius.config import flat, merge, to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
-from genius.files import write_whole
+from genius.files import write_json
 from genius.model.codebooks import choose_level_sizes
 from genius.train.config import STAGES, TrainConfig, current_names, that_trains, with_steps
 from genius.train.generator import generator_config
@@ -124,8 +124,7 @@ def claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
     """Write the config next to its results, unless it is there."""
     path = folder / CONFIG
     if runtime.main and not path.exists():
-        text = json.dumps(to_dict(config), indent=2) + "\n"
-        write_whole(path, lambda target: target.write_text(text, encoding="utf-8"))
+        write_json(path, to_dict(config), indent=2)
     runtime.accelerator.wait_for_everyone()
 
 
