@@ -317,7 +317,7 @@ def _is_right(reader: KnownInstructions, task: int, text: str) -> bool:
 def read_table(body: dict[str, Any]) -> str:
     """Markdown of `targets_read`."""
     out = [
-        f"Wordings that are read as asking for the right modality ({body['date']}, the words of five directions, fashion's tower):",
+        f"Wordings of five directions that are read as asking for the right modality ({body['date']}):",
         "",
         "| wordings | read | words held out |",
         "|---|---:|---:|",
@@ -362,7 +362,11 @@ def main() -> None:
     commit = current_commit()
     read = Reader(args.towers)
     if args.read:
-        made = {"command": "python -m lab.wordings --read", "commit": commit, "date": datetime.date.today().isoformat()}
+        made: dict[str, Any] = {
+            "command": "python -m lab.wordings --read",
+            "commit": commit,
+            "date": datetime.date.today().isoformat(),
+        }
         made |= {"device": "CPU", "threads": torch.get_num_threads()}
         READ.write_text(compact({**made, "lines": targets_read(read)}), encoding="utf-8")
         return
