@@ -425,7 +425,7 @@ def bundled(args: argparse.Namespace) -> None:
             "date": datetime.date.today().isoformat(),
             "device": "CPU",
             "threads": torch.get_num_threads(),
-            "benchmark": "icons",
+            "benchmark": "bundled",
             "seed": seed,
             "training": {"model": "bundled:mini", "seed": seed},
             "seconds_of_choosing": round(time.process_time() - start, 1),

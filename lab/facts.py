@@ -120,9 +120,16 @@ def above_dense() -> str:
         cells = []
         for body in bodies:
             found = [line for line in body["summary"] if _is(line, search)]
-            cells.append("".join(f"{line['mean']:.3f} / {line['worst']:.3f}" for line in found))
+            cells.append("".join(f"{line['mean']:.3f} / {line['worst']:.3f}{_fewer(line, body)}" for line in found))
         rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
     return "\n".join(rows)
+
+
+def _fewer(line: dict[str, Any], body: dict[str, Any]) -> str:
+    """Where a row has fewer trainings than its column."""
+    if line["seeds"] == len(body["runs"]):
+        return ""
+    return f" ({COUNTS[line['seeds']]})"
 
 
 def _trained(body: dict[str, Any]) -> str:
