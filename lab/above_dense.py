@@ -1,6 +1,7 @@
 """`builtin:default` trained on a benchmark and measured with the search that ships: every search beside dense search.
 
     python -m lab.above_dense train BENCHMARK FEATURES WORK OUT --seed N [--parts ...] [--set name=JSON]
+    python -m lab.above_dense unpack BENCHMARK FEATURES WORK PACK --seed N     vectors of such a training, on another machine
 
 BENCHMARK: fashion or icons; FEATURES: as in `lab.accuracy`; WORK: a folder for the training and its vectors; OUT: a folder for
 results, which are written after every line. "unseen": only candidates that no training or held-out query shows. Shares are of
@@ -35,16 +36,19 @@ from genius.config import to_dict
 from genius.encoders.towers import Heads
 from genius.features import Features
 from genius.model.codebooks import neighbours
+from genius.model.config import FusionConfig, GeniusConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import SearchParams
 from genius.train import Trained, train_stages
 from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
-from genius.train.handover import through_heads
+from genius.train.generator import generator_config
+from genius.train.handover import through_heads, training_queries
 from genius.train.holdout import Split
 from genius.train.journal import Journal
 from genius.train.loop import OneProcess, Runtime
 from genius.train.prepare import hold_out, settle_sizes
+from genius.train.quantizer import quantizer_config
 from lab import current_commit
 from lab.accuracy import Data, added_later, fashion, icons, without
 from lab.item_bias import Bench, Hits, Ints, Lines
@@ -61,6 +65,7 @@ FLAT = SearchParams(plan="flat")
 class Run:
     """One training of a benchmark, and where it lies."""
 
+    benchmark: str
     data: Data
     config: TrainConfig
     work: Path
@@ -74,7 +79,7 @@ class Run:
         if data.honest is not None:
             data.honest.save(work / "held-out")
             config = replace(config, held_out_data=str(work / "held-out"))
-        return cls(data, config, work, device)
+        return cls(benchmark, data, config, work, device)
 
     def runtime(self) -> Runtime:
         journal = Journal(self.work / "training", quiet=True)
@@ -113,7 +118,7 @@ def codes_of(model: Genius, z: np.ndarray, modality: torch.Tensor) -> np.ndarray
     return np.concatenate(out)
 
 
-def write_bench(run: Run, trained: Trained, out: Path) -> None:
+def write_bench(run: Run, trained: Trained, out: Path, codes: np.ndarray | None = None) -> None:
     """z of items and queries, codes, and the split of every query, as `lab.item_bias.Bench` reads them."""
     model = trained.model
     parts = run.split(trained.heads)
@@ -123,7 +128,9 @@ def write_bench(run: Run, trained: Trained, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     pool = test.pool
     z = vectors(model, pool)
-    np.savez(out / "items.npz", z=z, modality=pool.modality.numpy(), codes=codes_of(model, z, pool.modality))
+    if codes is None:
+        codes = codes_of(model, z, pool.modality)
+    np.savez(out / "items.npz", z=z, modality=pool.modality.numpy(), codes=codes)
     rows_of = {name: row for row, name in enumerate(test.pool_ids)}
     named = {"learn": parts.train, "held-out": parts.offsets, "validation": parts.validation, "test": test}
     for name, part in named.items():
@@ -135,7 +142,8 @@ def write_bench(run: Run, trained: Trained, out: Path) -> None:
         tasks = np.array([part.task_name(int(task)) for task in part.tasks], np.str_)
         arrays: dict[str, Any] = {"modality": part.queries.modality.numpy(), "pairs": pairs.numpy(), "target": target.numpy()}
         np.savez(out / f"{name}.npz", z=vectors(model, part.queries), tasks=tasks, **arrays)
-    about = {"seed": run.config.seed, "items": len(pool), "config": to_dict(run.config)}
+    sizes = {"width": model.config.quantizer.width, "level_sizes": list(model.config.quantizer.level_sizes)}
+    about = {"benchmark": run.benchmark, "seed": run.config.seed, "items": len(pool), **sizes, "config": to_dict(run.config)}
     (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
@@ -194,6 +202,44 @@ class Measured(Lines):
     def add(self, search: str, target: str, hits: Hits, **more: Any) -> None:
         super().add(search, target, hits, **more)
         self.results.write()
+
+
+def unpacked(run: Run, file: Path) -> Trained:
+    """Fusion, heads and bank of a packed training; its codebooks and its decoder are not there."""
+    runtime = run.runtime()
+    config = settle_sizes(run.config, run.data.train, runtime)
+    with np.load(file) as arrays:
+        weights = {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files if name != "codes"}
+    fusion = FusionConfig(config.model.width, config.model.projection, config.model.hidden)
+    model = Genius(GeniusConfig(fusion, quantizer_config(config.model), generator_config(config.model)))
+    model.generator.eval()
+    model.fusion.load_state_dict(_below(weights, "fusion."))
+    heads = None
+    if config.encoder.train == "heads":
+        pool = run.data.train.pool
+        heads = Heads(pool.image.shape[1], pool.text.shape[1], config.model.width, config.encoder.hidden).eval()
+        heads.load_state_dict(_below(weights, "heads."))
+    parts = run.split(heads)
+    queries, target, _ = training_queries(parts, config.seed)
+    bank = QueryBank.of(vectors(model, queries), queries.modality, target, size=len(queries), seed=config.seed)
+    chosen: dict[str, Any] = {name: value.numpy() for name, value in _below(weights, "bank.").items()}
+    model.queries = replace(bank, **chosen)
+    return Trained(model, heads, {}, run.data.train)
+
+
+def unpack(args: argparse.Namespace) -> None:
+    """Vectors of a packed training, as `lab.item_bias.Bench` reads them, with the codes that it had."""
+    run = Run.of(args.benchmark, args.features, args.work, args.seed, {}, "cpu")
+    trained = unpacked(run, args.pack)
+    with np.load(args.pack) as arrays:
+        codes = arrays["codes"].astype(np.int64)
+    write_bench(run, trained, args.work / "vectors", codes)
+    assert trained.model.queries is not None
+    trained.model.queries.save(args.work)
+
+
+def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def candidate_lines(bench: Bench, bank: QueryBank, model: Genius, rows: Ints, candidates: str, results: Results) -> None:
@@ -267,7 +313,7 @@ def added_share(run: Run, heads: Heads | None, share: float, results: Results) -
     without(honest, new).save(work / "held-out")
     short = dataclasses.replace(config.generator, steps=20)  # the default search does not read the decoder
     config = replace(config, generator=short, held_out_data=str(work / "held-out"))
-    again = Run(Data(without(every, new), test), config, work, run.device)
+    again = Run(run.benchmark, Data(without(every, new), test), config, work, run.device)
     trained, _ = again.train()
     only_new = torch.ones(len(test.queries), dtype=torch.bool)
     only_new[test.pairs[~new[test.pairs[:, 1]], 0]] = False  # a query with a positive that is not new says nothing of new items
@@ -373,8 +419,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--parts", default=",".join(PARTS))
     training.add_argument("--set", action="append", default=[], help="one field of the config, name=JSON")
+    unpacking = commands.add_parser("unpack")
+    unpacking.add_argument("benchmark", choices=["fashion", "icons"])
+    for path in ("features", "work", "pack"):
+        unpacking.add_argument(path, type=Path)
+    unpacking.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
-    train(args)
+    if args.command == "train":
+        train(args)
+    else:
+        unpack(args)
 
 
 if __name__ == "__main__":

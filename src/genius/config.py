@@ -7,6 +7,7 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -47,6 +48,35 @@ def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
             value = merge(old, value)
         merged[name] = value
     return merged
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables as one table with dotted names: {"a": {"b": 1}} -> {"a.b": 1}."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{before}{name}.")
+        else:
+            out[before + name] = value
+    return out
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The opposite of `flat`.
+
+    Raises:
+        GeniusError: If a name is a value and a table.
+    """
+    out: dict[str, Any] = {}
+    for dotted, value in sorted(values.items()):
+        *tables, name = dotted.split(".")
+        inner = out
+        for table in tables:
+            inner = inner.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise GeniusError(f"{table} is not a table")
+        inner[name] = value
+    return out
 
 
 @functools.cache

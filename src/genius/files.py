@@ -53,6 +53,18 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             temporary.unlink(missing_ok=True)
 
 
+def write_json(path: Path, body: Any, *, indent: int | None = None) -> None:
+    """Write a JSON file atomically.
+
+    Args:
+        path: The file.
+        body: JSON-ready values.
+        indent: Spaces per level; None: one line.
+    """
+    text = json.dumps(body, indent=indent, ensure_ascii=False) + "\n"
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 def _replace(temporary: Path, path: Path) -> None:
     """Put a file that only this process knows in the place of another; done is done, whatever the call reports."""
     try:

@@ -6,7 +6,6 @@ replaces another wording by one of them, if it is clear what it asks for (`geniu
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.files import read_json, write_whole
+from genius.files import read_json, write_json
 from genius.instructions import LEXICON, Classify, Instruction, WordClass, WordClasses, all_content, read_instruction
 from genius.types import Modality, Query, is_unicode
 
@@ -114,8 +113,7 @@ class KnownInstructions:
         known = []
         for (query, target), own in self.wordings.items():
             known.append({"query": query.label, "target": target.label, "wordings": list(own)})
-        text = json.dumps({"format": 1, "known": known}, indent=2, ensure_ascii=False) + "\n"
-        write_whole(folder / FILE, lambda path: path.write_text(text, encoding="utf-8"))
+        write_json(folder / FILE, {"format": 1, "known": known}, indent=2)
 
     @classmethod
     def load(cls, folder: Path) -> KnownInstructions | None:

@@ -1,4 +1,4 @@
-"""Exhaustive top k by inner product, metrics of ranked lists, and their statistics.
+"""Nearest vectors for training, metrics of ranked lists, and their statistics.
 
 `hit@k` is 1 if a positive is among the first k (M-BEIR and the paper call it "Recall@k"); `recall@k` is the share of positives
 among the first k. Knows vectors, rows and positives; nothing of models. (The exhaustive search of an evaluation, block by block
@@ -22,27 +22,22 @@ Ints = npt.NDArray[np.int64]
 PRODUCTS = 2**28  # inner products in memory at a time: a gigabyte
 
 
-def nearest_scored(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> tuple[Tensor, Tensor]:
-    """Exhaustive search by inner product.
+def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
+    """Rows of the vectors with the largest inner products: neighbours that training and its metrics read, on its own tensors.
+    The hits of a search are ranked by `genius.search.arrays`.
 
     Args:
         queries: (Q, D).
         pool: (N, D).
-        k: Results per query.
+        k: Rows per query.
         chunk: Queries per matrix product, at most.
 
     Returns:
-        Scores and rows of the pool, (Q, min(k, N)) each, best first.
+        (Q, min(k, N)), best first.
     """
     k = min(k, pool.shape[0])
     chunk = max(1, min(chunk, PRODUCTS // max(pool.shape[0], 1)))
-    parts = [(part @ pool.T).topk(k, dim=1) for part in queries.split(chunk)]
-    return torch.cat([best.values for best in parts]), torch.cat([best.indices for best in parts])
-
-
-def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
-    """As `nearest_scored`, rows only."""
-    return nearest_scored(queries, pool, k, chunk)[1]
+    return torch.cat([(part @ pool.T).topk(k, dim=1).indices for part in queries.split(chunk)])
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------

@@ -42,6 +42,19 @@ READ = [
     ("Which photos show the same shoe in red?", IMAGE, IMAGE, "shoe in red"),
     ("The same shoe in red.", IMAGE, None, "shoe in red"),
     ("The gist of this photo.", IMAGE, None, "gist"),  # a word that no list has is what is wanted
+    ("What is this called?", IMAGE, TEXT, ""),  # verbs say what no noun does
+    ("What is this called?", TEXT, None, ""),
+    ("Can I see it?", TEXT, IMAGE, ""),
+    ("More like this.", IMAGE, IMAGE, ""),
+    ("Only changed as described.", PAIR, IMAGE, ""),
+    ("Not text, just the picture.", TEXT, IMAGE, ""),
+    ("The photo only, no words.", TEXT, IMAGE, ""),
+    ("Posts about this with photos.", TEXT, PAIR, ""),  # an entry with a picture has a text, too
+    ("The page where this picture appears.", IMAGE, PAIR, ""),
+    ("Cards that show it and describe it.", TEXT, PAIR, ""),
+    ("Show the item together with its description.", TEXT, PAIR, ""),
+    ("The title of the item in the picture.", IMAGE, TEXT, ""),
+    ("Give me something to look at for this caption.", TEXT, IMAGE, ""),
     ("!?", TEXT, None, ""),
     ("写真を探して", TEXT, None, "写真を探して"),
 ]
@@ -51,6 +64,14 @@ READ = [
 def test_target_and_content(text: str, query: Modality, target: Modality | None, content: str) -> None:
     read = read_instruction(text, query)
     assert (read.target, read.content) == (target, content)
+
+
+def test_an_unclear_instruction_means_the_only_target_that_a_model_knows() -> None:
+    query = Query("a red bicycle", b"image", "Make it so.")
+    edits = KnownInstructions({(PAIR, IMAGE): ("Apply the change.",), (IMAGE, TEXT): ("Say it.",)})
+    assert edits.in_own_words(query).instruction == "Apply the change."
+    several = KnownInstructions({(PAIR, IMAGE): ("Apply the change.",), (PAIR, TEXT): ("Answer it.",)})
+    assert several.in_own_words(query) == query
 
 
 def test_a_word_belongs_to_one_class() -> None:

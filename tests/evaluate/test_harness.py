@@ -20,6 +20,7 @@ from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchParams
 from genius.search.beam import beam_search
 from genius.search.decoder import DecoderState
+from genius.search.tensors import tensor_arrays
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
 
@@ -128,8 +129,8 @@ def run(model: Genius, data: FeatureSet, **changes: object) -> Evaluation:
 
 
 def test_dense_equals_faiss(model: Genius, data: FeatureSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_faiss = run(model, data, methods=("dense",), pools=("local", "universal"))
-    monkeypatch.setattr(methods, "_faiss_block", methods._torch_block)
+    by_numpy = run(model, data, methods=("dense",), pools=("local", "universal"))
+    monkeypatch.setattr(methods, "HOST", tensor_arrays("cpu"))
     found = run(model, data, methods=("dense", "score-fusion"), pools=("universal",))
     pool, queries = model.embed(data.pool)[1].numpy(), model.embed(data.queries)[1].numpy()
     index = faiss.IndexFlatIP(WIDTH)
@@ -139,7 +140,7 @@ def test_dense_equals_faiss(model: Genius, data: FeatureSet, monkeypatch: pytest
         assert np.array_equal(found.runs[task, "dense", "universal"][0], rows[own])
     for key, (mine, _) in found.runs.items():
         if key[1] == "dense":
-            assert np.array_equal(mine, by_faiss.runs[key][0])
+            assert np.array_equal(mine, by_numpy.runs[key][0])
 
 
 @pytest.mark.parametrize("decoder", [True, False])

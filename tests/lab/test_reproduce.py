@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from genius.config import to_dict
+from genius.config import flat, to_dict
 from genius.data.features import FeatureSet
 from genius.data.mbeir import ROWS
 from genius.errors import GeniusError
@@ -19,7 +19,7 @@ from genius.train.config import RULES, read_train_config
 from lab.__main__ import app
 from lab.paper import analyses, reproduce
 from lab.paper import printed as paper
-from lab.paper.alike import flat, recipe_of, refuse_unlike
+from lab.paper.alike import recipe_of, refuse_unlike
 from lab.paper.figure_4 import speed
 from lab.paper.reproduce import listing, read_experiment
 

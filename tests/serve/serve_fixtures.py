@@ -86,6 +86,7 @@ class SlowIndex:
     """Looks like an Index; answers when it is let, and remembers how it was asked."""
 
     version = 1
+    path = "slow.genius"
     about = SimpleNamespace(levels=(3, 4))
     model = SimpleNamespace(encoder=SimpleNamespace())
 

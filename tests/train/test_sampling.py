@@ -9,24 +9,24 @@ from genius.train.pairs import Draws, Order, Positives
 
 def test_every_example_once_an_epoch_and_the_same_after_a_jump() -> None:
     order = Order(torch.arange(10), 4, seed=3)
-    seen = torch.cat([order(step) for step in range(5)])  # two epochs of ten
+    seen = torch.cat([order.places(step) for step in range(5)])  # two epochs of ten
     assert seen[:10].sort().values.tolist() == list(range(10))
     assert seen[10:].sort().values.tolist() == list(range(10))
-    assert Order(torch.arange(10), 4, seed=3)(4).tolist() == order(4).tolist()
-    assert Order(torch.arange(10), 4, seed=4)(0).tolist() != order(0).tolist()
+    assert Order(torch.arange(10), 4, seed=3).places(4).tolist() == order.places(4).tolist()
+    assert Order(torch.arange(10), 4, seed=4).places(0).tolist() != order.places(0).tolist()
 
 
 def test_a_batch_may_span_several_epochs() -> None:
     assert (
-        sorted(Order(torch.arange(3), 7, seed=0)(0).tolist()) == [0, 0, 0, 1, 1, 2, 2]
-        or len(Order(torch.arange(3), 7, seed=0)(0)) == 7
+        sorted(Order(torch.arange(3), 7, seed=0).places(0).tolist()) == [0, 0, 0, 1, 1, 2, 2]
+        or len(Order(torch.arange(3), 7, seed=0).places(0)) == 7
     )
-    assert torch.bincount(Order(torch.arange(3), 6, seed=0)(5), minlength=3).tolist() == [2, 2, 2]
+    assert torch.bincount(Order(torch.arange(3), 6, seed=0).places(5), minlength=3).tolist() == [2, 2, 2]
 
 
 def test_repeated_examples_come_as_often_in_every_epoch() -> None:
     order = Order(torch.tensor([0, 1, 1, 1, 2]), 5, seed=0)
-    assert all(sorted(order(epoch).tolist()) == [0, 1, 1, 1, 2] for epoch in range(3))
+    assert all(sorted(order.visits[order.places(epoch)].tolist()) == [0, 1, 1, 1, 2] for epoch in range(3))
 
 
 def test_answers_are_drawn_anew_or_kept_for_every_place_of_an_epoch() -> None:

@@ -126,7 +126,6 @@ class Summary:
     items: int
     pairs: int
     per_task: dict[str, int]  # task key -> queries
-    elsewhere: int = 0  # positives in no pool of this collection, or in another task's: they are ignored
 
 
 def check_collection(collection: Collection, *, images: bool = True) -> Summary:
@@ -160,7 +159,7 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
         local.append(None if ids is None else query_positives)
     seen: set[str] = set()
     per_task = [0] * len(collection.tasks)
-    pairs = elsewhere = 0
+    pairs = 0
     for judged in collection.queries():
         problems.once(judged.id, seen, "query ids")
         per_task[judged.task] += 1
@@ -173,7 +172,6 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
         if pool is not None:
             local_positives = sum(positive in pool for positive in judged.positives)
         pairs += inside
-        elsewhere += len(judged.positives) - local_positives
         if not inside:
             problems.add("queries have no positive in any pool", f"{judged.id} -> {judged.positives[0]}")
         elif not local_positives:
@@ -186,7 +184,7 @@ def check_collection(collection: Collection, *, images: bool = True) -> Summary:
         problems.add("query files are empty", collection.name)
     problems.raise_if_any(collection.name)
     counts = {task.key: n for task, n in zip(collection.tasks, per_task, strict=True)}
-    return Summary(len(seen), len(known), pairs, counts, elsewhere)
+    return Summary(len(seen), len(known), pairs, counts)
 
 
 def _check_image(image: object, name: str, problem: str, problems: ProblemCounter) -> None:

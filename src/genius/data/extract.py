@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from genius.data.collection import Collection, check_collection
-from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids, write_json
+from genius.data.features import POOL, QUERIES, FeatureSet, features_from_tensors, pairs_from_ids
 from genius.encoders.base import (
     Encoder,
     OnError,
@@ -35,6 +35,7 @@ from genius.encoders.base import (
 )
 from genius.errors import GeniusError
 from genius.features import Features
+from genius.files import write_json
 from genius.known_instructions import KnownInstructions
 from genius.pictures import PictureWorkers
 from genius.types import Item, Modality, Query, query_text

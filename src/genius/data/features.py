@@ -14,7 +14,6 @@ The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_inde
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.files import parse_json, write_whole
+from genius.files import parse_json, write_json, write_whole
 from genius.torch_file import read_torch_file
 from genius.weight_files import read_tensors
 
@@ -303,10 +302,6 @@ def features_from_tensors(tensors: Mapping[str, Tensor]) -> Features:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     write_whole(path, lambda temporary: save_file(tensors, temporary))
-
-
-def write_json(path: Path, body: Any) -> None:
-    write_whole(path, lambda temporary: temporary.write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8"))
 
 
 def _read_ids(directory: Path) -> dict[str, Any]:

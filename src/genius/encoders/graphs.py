@@ -8,7 +8,6 @@ the fingerprint of the torch model. `GraphEncoder` is an encoder made of such gr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -23,7 +22,7 @@ from genius.config import from_dict
 from genius.encoders import GRAPHS
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
-from genius.files import read_json, write_whole
+from genius.files import read_json, write_json
 from genius.weight_digests import check_files, digest_files
 
 FORMAT = 1
@@ -113,8 +112,7 @@ def write_graphs_json(directory: Path, names: Sequence[str], fingerprint: str, s
         settings: What the reader needs besides.
     """
     body = {"format": FORMAT, "fingerprint": fingerprint, "settings": dict(settings), "sha256": digest_files(directory, names)}
-    text = json.dumps(body, indent=2) + "\n"
-    write_whole(directory / GRAPHS, lambda path: path.write_text(text, encoding="utf-8"))
+    write_json(directory / GRAPHS, body, indent=2)
 
 
 class GraphEncoder:

@@ -39,7 +39,7 @@ PoolScope = Literal["local", "universal"]
 UNIVERSAL = "universal"
 SURVIVAL = ("genius", "no-decoder")  # methods that follow the prefixes of positives
 METHODS: dict[str, str] = {
-    "dense": "exhaustive over the model's re-ranking vectors (Faiss or torch): the ceiling of re-ranking",
+    "dense": "exhaustive over the model's re-ranking vectors: the ceiling of re-ranking",
     "dense-given": "the same among items of the target modality alone: dense search that is given the target",
     "score-fusion": "exhaustive over the encoder's own vectors (CLIP-SF, BLIP-SF)",
     "genius": "GENIUS: every code generated, B beams, ranked by log p and nothing else",

@@ -2,9 +2,9 @@
 encoder fused. Methods that write IDs are `genius.evaluate.generative`.
 
 Given a pool, a method answers queries with ranked rows; everything else is the harness's business. Exhaustive search is the
-ceiling, by Faiss on a CPU and by torch on a GPU. Both give the same answer: each proposes a few more than k, the
-proposals are scored again in double precision, and equal scores are ordered by row. Blocks of the pool are made when they are
-needed, so memory does not grow with N.
+ceiling, by numpy on a CPU and by torch on a GPU, with the operations of the package's searches. Both give the same answer: each
+proposes a few more than k, the proposals are scored again in double precision, and equal scores are ordered by row. Blocks of the
+pool are made when they are needed, so memory does not grow with N.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.model.quantizer import score_fusion
+from genius.search.arrays import HOST, Arrays, Best
+from genius.search.tensors import tensor_arrays
 
 Ints = npt.NDArray[np.int64]
 HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
@@ -62,7 +64,6 @@ class MethodResult:
     # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
     survival: list[float] = field(default_factory=list)  # per level, on a sample
-    note: str = ""
 
 
 class Method(Protocol):
@@ -154,36 +155,20 @@ def exhaustive(
     query_rows: int = 1024,
 ) -> tuple[Tensor, Tensor]:
     """Inner products of queries (Q, D) with `size` pool rows: (Q, k) rows and scores, best first, -1 where N < k."""
-    n = queries.shape[0]
     device = queries.device
     spare = min(k + SPARE, size)
-    best_scores = torch.full((n, spare), -torch.inf, device=device)
-    best_rows = torch.full((n, spare), -1, dtype=torch.long, device=device)
-    search = _torch_block
-    if device.type == "cpu":
-        search = _faiss_block
+    arrays: Arrays = HOST
+    if device.type != "cpu":
+        arrays = tensor_arrays(device)
+    parts = [arrays.put(part) for part in queries.float().split(query_rows)]
+    best = [Best(len(part), spare, arrays) for part in parts]
     for start in range(0, size, block_rows):
-        vectors = block(start, min(start + block_rows, size)).to(device, torch.float32)
-        for q in range(0, n, query_rows):
-            scores, rows = search(queries[q : q + query_rows], vectors, min(spare, vectors.shape[0]))
-            joined = torch.cat([best_scores[q : q + query_rows], scores], 1)
-            ids = torch.cat([best_rows[q : q + query_rows], rows + start], 1)
-            top = joined.topk(spare, dim=1)
-            best_scores[q : q + query_rows] = top.values
-            best_rows[q : q + query_rows] = ids.gather(1, top.indices)
-    return _settle(queries, block, best_rows, k, block_rows)
-
-
-def _faiss_block(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    import faiss
-
-    scores, rows = faiss.knn(queries.numpy(), vectors.numpy(), k, metric=faiss.METRIC_INNER_PRODUCT)
-    return torch.from_numpy(scores), torch.from_numpy(rows)
-
-
-def _torch_block(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    top = (queries @ vectors.T).topk(k, dim=1)
-    return top.values, top.indices
+        vectors = arrays.put(block(start, min(start + block_rows, size)).float())
+        rows = arrays.arange(len(vectors)) + start
+        for part, own in zip(parts, best, strict=True):
+            own.add(rows, arrays.products(part, vectors))
+    proposed = torch.cat([torch.as_tensor(own.rows, device=device) for own in best])
+    return _settle(queries, block, proposed, k, block_rows)
 
 
 def _settle(queries: Tensor, block: RowBlock, rows: Tensor, k: int, block_rows: int) -> tuple[Tensor, Tensor]:
@@ -218,8 +203,6 @@ def _search(queries: Tensor, block: RowBlock, pool: Pool, k: int, bytes_per_item
     if queries.device.type == "cuda":
         exhaustive(queries[:1], block, len(pool), k)  # a GPU's first products are slow
         torch.cuda.synchronize()
-    else:
-        import faiss  # noqa: F401  # before the clock runs
     start = time.perf_counter()
     rows, scores = exhaustive(queries, block, len(pool), k)
     ranked = rows.cpu().numpy()

@@ -33,7 +33,7 @@ from genius.data.features import features_from_tensors, features_to_tensors
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, said
 from genius.features import Features
-from genius.files import disk_problem, read_json, write_whole
+from genius.files import disk_problem, read_json, write_json, write_whole
 from genius.fit import Fit, FitConfig, Say, Unfitted, fit_collection, fit_vectors, settled, unfitted_model
 from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.fit.vectors import own_queries, own_query_bank
@@ -86,8 +86,7 @@ class Encoded:
         self.parts: list[Features] = []
         if not _made_by(folder, fingerprint):
             remove(folder, folder.parent)
-            body = json.dumps({"fingerprint": fingerprint}) + "\n"
-            write_whole(folder / ABOUT, lambda path: path.write_text(body, encoding="utf-8"))
+            write_json(folder / ABOUT, {"fingerprint": fingerprint})
         for path in sorted(folder.glob("*.safetensors")):
             self._read(path)
 

@@ -16,7 +16,6 @@ and the swap are those of `genius.index.folder`.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from safetensors import SafetensorError
 
 from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
-from genius.files import read_json, rename, sync_directory, write_whole
+from genius.files import read_json, rename, sync_directory, write_json
 from genius.fit import FitConfig, Say, Unfitted, fit_collection
 from genius.fit.folder import AT_ONCE, Encoded, Tell, modalities_of, stored_again, with_columns
 from genius.fit.synthetic_queries import MOST, synthesize_queries
@@ -268,8 +267,7 @@ class _Run:
         return skipped
 
     def _write_skipped(self, ids: Sequence[str]) -> None:
-        body = json.dumps({"ids": list(ids)}) + "\n"
-        write_whole(self.path / REENCODED / SKIPPED, lambda path: path.write_text(body, encoding="utf-8"))
+        write_json(self.path / REENCODED / SKIPPED, {"ids": list(ids)})
 
     # -- model and table ---------------------------------------------------------------------------------------
 

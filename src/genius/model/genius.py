@@ -6,7 +6,6 @@ own. Never pickle. The encoder is optional: a model converted from published che
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from genius.encoders import GRAPHS
 from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
-from genius.files import write_whole
+from genius.files import write_json, write_whole
 from genius.known_instructions import FILE as INSTRUCTIONS
 from genius.known_instructions import KnownInstructions
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
@@ -235,7 +234,7 @@ class Genius(Embedder):
             self.queries.save(directory)
         if self.instructions is not None:
             self.instructions.save(directory)
-        write_whole(directory / CONFIG, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+        write_json(directory / CONFIG, body, indent=2)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None, **options: Any) -> str:
         """Upload the model with a model card to a Hugging Face hub.

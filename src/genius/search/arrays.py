@@ -199,6 +199,32 @@ def half_to_float(halves: NDArray[np.float16], out: Floats | None = None) -> Flo
     return out
 
 
+class Best:
+    """The k best of what comes in blocks, by query.
+
+    Args:
+        queries: Q.
+        k: How many.
+        arrays: Operations on scores.
+    """
+
+    def __init__(self, queries: int, k: int, arrays: Arrays) -> None:
+        self.k = k
+        self.arrays = arrays
+        self.scores: Array = arrays.put(np.empty((queries, 0), np.float32))  # (Q, min(k, rows so far)), best first
+        self.rows: Array = arrays.put(np.empty((queries, 0), np.int64))
+
+    def add(self, rows: Array, scores: Array) -> None:
+        """Rows (n,) and their scores (Q, n)."""
+        arrays = self.arrays
+        values, places = arrays.top_k(scores, self.k)
+        self.scores = arrays.concatenate([self.scores, values], 1)
+        self.rows = arrays.concatenate([self.rows, rows[places]], 1)
+        if self.scores.shape[1] > self.k:
+            self.scores, places = arrays.top_k(self.scores, self.k)
+            self.rows = self.rows[arrays.arange(len(self.rows))[:, None], places]
+
+
 def top_k_of_blocks(blocks: Iterable[tuple[Array, Array]], queries: int, k: int, arrays: Arrays) -> tuple[Array, Array]:
     """The k best of what comes in blocks.
 
@@ -211,13 +237,7 @@ def top_k_of_blocks(blocks: Iterable[tuple[Array, Array]], queries: int, k: int,
     Returns:
         Scores and rows, (Q, min(k, rows of all blocks)) each, best first.
     """
-    best_scores: Array = arrays.put(np.empty((queries, 0), np.float32))
-    best_rows: Array = arrays.put(np.empty((queries, 0), np.int64))
+    best = Best(queries, k, arrays)
     for rows, scores in blocks:
-        values, places = arrays.top_k(scores, k)
-        best_scores = arrays.concatenate([best_scores, values], 1)
-        best_rows = arrays.concatenate([best_rows, rows[places]], 1)
-        if best_scores.shape[1] > k:
-            best_scores, places = arrays.top_k(best_scores, k)
-            best_rows = best_rows[arrays.arange(queries)[:, None], places]
-    return best_scores, best_rows
+        best.add(rows, scores)
+    return best.scores, best.rows

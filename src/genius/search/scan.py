@@ -45,10 +45,9 @@ ARRAYS = "scan.safetensors"
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 BLOCK = 16_384  # vectors that are compared together
-CALIBRATION_QUERIES = 100  # items, and queries of the bank, that are searched for once the codes are there
-CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
-CALIBRATION_RECALL_OF_QUERIES = 0.97  # of the ten nearest items of queries: they lie farther from items than items do
-FEWEST_QUERIES = 30  # of a bank that say something about others
+CALIBRATION_QUERIES = 100  # items, and queries of the bank of each modality, that are searched for once the codes are there
+CALIBRATION_RECALL = 0.99  # of the ten nearest others of items, and items of queries, that must be among the candidates
+FEWEST_QUERIES = 30  # of a bank and one modality that say something about others
 CALIBRATION_EFFORTS = (1.0, 2.0, 4.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
 TIE = 1e-5  # of similarities
@@ -78,6 +77,11 @@ class Queries(Protocol):
     @property
     def z(self) -> Floats:
         """(n, D) their vectors."""
+        ...
+
+    @property
+    def modality(self) -> Ints:
+        """(n,) what each consists of."""
         ...
 
     @property
@@ -121,7 +125,7 @@ def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tu
     return arrays.host(scores), arrays.host(best)
 
 
-def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats) -> float | None:
+def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats, modality: Ints) -> float | None:
     """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
     The budgets suit vectors whose neighbourhoods the cells follow. Where they do not (many small clusters, hardly any
@@ -132,6 +136,7 @@ def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Float
         vectors: By row.
         rows: (n,) of one modality.
         queries: (m, D) that want this modality; may be empty.
+        modality: (m,) what each consists of: texts lie farther from images than images do, and none may be left behind.
 
     Returns:
         The least of `CALIBRATION_EFFORTS` that is enough; the largest where it is enough for items and not for queries; None:
@@ -140,16 +145,17 @@ def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Float
     random = np.random.default_rng(CALIBRATION_SEED)
     chosen = random.choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
     of_items = _Calibration(vectors, rows, vectors.arrays.host(vectors.take(chosen)), chosen)
-    some = random.permutation(len(queries))[:CALIBRATION_QUERIES]
-    of_queries = None
-    if len(some) >= FEWEST_QUERIES:
-        of_queries = _Calibration(vectors, rows, queries[some], np.full(len(some), -1))
+    of_queries = []
+    for one in np.unique(modality):
+        some = random.permutation(np.flatnonzero(modality == one))[:CALIBRATION_QUERIES]
+        if len(some) >= FEWEST_QUERIES:
+            of_queries.append(_Calibration(vectors, rows, queries[some], np.full(len(some), -1)))
     enough = None
     for effort in CALIBRATION_EFFORTS:
         if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
             continue
         enough = effort
-        if of_queries is None or of_queries.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES:
+        if all(own.recall(cells, effort) >= CALIBRATION_RECALL for own in of_queries):
             return effort
     return enough
 
@@ -222,11 +228,13 @@ class ScanIndex:
                 few[modality] = rows
                 continue
             metric = None
+            of_query = np.empty(0, np.int64)
             if bank is not None:
                 metric = bank.metric(modality)
+                of_query = bank.modality[bank.target == modality]
             queries = _queries_of(bank, modality, vectors.width)
             own = Cells.build(vectors, rows, metric, queries)
-            effort = calibrated_effort(own, vectors, rows, queries)
+            effort = calibrated_effort(own, vectors, rows, queries, of_query)
             if effort is None:
                 few[modality] = rows
                 continue

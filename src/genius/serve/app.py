@@ -72,7 +72,7 @@ def create_app(index: Index | Mapping[str, Index], config: ServeConfig | None = 
     if isinstance(index, Mapping):
         collections = index
     else:
-        collections = {collection_name(getattr(index, "path", "")): index}
+        collections = {collection_name(index.path): index}
     service = Service(collections, config, Keys() if keys is None else keys)
 
     @asynccontextmanager
@@ -129,12 +129,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     }
     document["security"] = [{}, {"bearer": []}, {"header": []}]
-    for path in document["paths"].values():
-        for operation in path.values():  # errors have our own shape
-            if "HTTPValidationError" in str(operation.get("responses", {}).get("422", {})):
-                operation["responses"].pop("422")
-    for name in ("HTTPValidationError", "ValidationError"):
-        components["schemas"].pop(name, None)
     app.openapi_schema = document
     return document
 

@@ -23,6 +23,7 @@ from PIL import Image
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
 from genius.index.overview import Placed, Planes
+from genius.index.target import default_target
 from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, TooManyPixels, load_image, loaded, opened
 from genius.search import SearchRequest
 from genius.serve.schemas import (
@@ -379,6 +380,18 @@ class Backend:
             found = [self._placed(at) for at in self.planes.locate(plane, ids)]
         items = [self._placed(at) for at in plane.placed(alive)]
         return MapResponse(count=len(alive), items=items, found=found)
+
+    def info(self) -> dict[str, Any]:
+        """What the index holds: fields of `InfoResponse`."""
+        default = default_target(self.index.modalities())
+        return {
+            "items": self.index.count(),
+            "level_sizes": list(self.index.about.levels),
+            "fields": self.index.columns(),
+            "words": self.index.words_fields(),
+            "default_target": None if default is None else default.label,
+            "advice": self.index.advice(),
+        }
 
     def close(self) -> None:
         self.index.close()

@@ -33,19 +33,6 @@ CODES = {
     504: "timeout",
     507: "disk_full",
 }
-MEANINGS = {
-    400: "The request cannot be parsed.",
-    401: "No API key, or an unknown one.",
-    403: "This key may not do that, or the server is read-only.",
-    404: "Not found.",
-    408: "The headers or the body arrived too slowly.",
-    413: "Too many bytes, pixels, items or queries.",
-    415: "Neither JSON nor multipart.",
-    422: "A field has an invalid value; the message says which.",
-    503: "Overloaded or shutting down: try again after `Retry-After` seconds.",
-    504: "No response within the time limit.",
-    507: "The disk is full.",
-}
 
 
 class ErrorBody(BaseModel):
@@ -58,6 +45,17 @@ class ErrorResponse(BaseModel):
     """Every response that is not a success."""
 
     error: ErrorBody
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "model": ErrorResponse,
+        "description": "An error, in one line. 400: cannot be parsed. 401, 403: API key. 404: not found. 408: too slow. "
+        "413: too many bytes, pixels, items or queries. 415: neither JSON nor multipart. 422: an invalid value. "
+        "503: overloaded or shutting down, try again after `Retry-After` seconds. 504: time limit. 507: disk full.",
+    }
+}
+"""What OpenAPI says of all responses that are no success."""
 
 
 class ApiError(Exception):
@@ -83,11 +81,6 @@ def error_response(
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(status, message, request_id), status_code=status, headers=extra)
-
-
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for error statuses."""
-    return {status: {"model": ErrorResponse, "description": MEANINGS[status]} for status in statuses}
 
 
 def first_problem(error: ValidationError | RequestValidationError) -> str:

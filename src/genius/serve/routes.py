@@ -18,11 +18,10 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from genius.index.target import default_target
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
 from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
 from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
-from genius.serve.errors import ApiError, documented
+from genius.serve.errors import ERRORS, ApiError
 from genius.serve.logs import CONTENT_TYPE
 from genius.serve.schemas import (
     AddResponse,
@@ -52,12 +51,8 @@ from genius.types import Item
 from genius.version import __version__
 
 T = TypeVar("T")
-READ_ERRORS = documented(401, 403, 404, 422, 503, 504)
-BODY_ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 422, 503, 504)
-WRITE_ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 422, 503, 504, 507)
-
-collection_router = APIRouter()
-system_router = APIRouter(tags=["system"])
+collection_router = APIRouter(responses=ERRORS)
+system_router = APIRouter(tags=["system"], responses=ERRORS)
 
 
 # -- shared ----------------------------------------------------------------------------------------------------
@@ -177,7 +172,6 @@ QUERIES = {
     "/search",
     tags=["search"],
     response_model=SearchResponse,
-    responses=BODY_ERRORS,
     openapi_extra=body_doc(SearchBody, QUERIES, form_of(SearchBody)),
     summary="Search with text, an image, or both",
 )
@@ -199,7 +193,6 @@ async def search(request: Request) -> Response:
     "/search/batch",
     tags=["search"],
     response_model=SearchBatchResponse,
-    responses=BODY_ERRORS,
     openapi_extra=body_doc(SearchBatch, {"two queries": {"queries": [QUERIES["text"], QUERIES["image"]]}}),
     summary="Search with many queries at once",
 )
@@ -218,7 +211,6 @@ async def search_batch(request: Request) -> Response:
     "/explain",
     tags=["search"],
     response_model=ExplainResponse,
-    responses=BODY_ERRORS,
     openapi_extra=body_doc(SearchBody, QUERIES, form_of(SearchBody)),
     summary="How the results of a query come about",
 )
@@ -257,9 +249,7 @@ IMAGE_RESPONSES: dict[int | str, dict[str, object]] = {
 CHUNK_BYTES = 256 * 1024  # of a file, sent at a time
 
 
-@collection_router.get(
-    "/items", tags=["items"], response_model=ListResponse, responses=READ_ERRORS, summary="List items, page by page"
-)
+@collection_router.get("/items", tags=["items"], response_model=ListResponse, summary="List items, page by page")
 async def list_items(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 50,
@@ -287,7 +277,6 @@ async def list_items(
     "/items",
     tags=["items"],
     response_model=AddResponse,
-    responses=WRITE_ERRORS,
     openapi_extra=body_doc(ItemsRequest, {"texts and images": NEW_ITEMS}, NEW_ITEM_FORM),
     summary="Add items",
 )
@@ -309,7 +298,7 @@ async def add(request: Request) -> Response:
     "/items/{item_id:path}",
     tags=["items"],
     response_model=PutResponse,
-    responses={**WRITE_ERRORS, 201: {"model": PutResponse, "description": "The item is new."}},
+    responses={201: {"model": PutResponse, "description": "The item is new."}},
     openapi_extra=body_doc(
         ItemBody, {"a text": BIKE, "an image": {"image": TINY_PNG}}, {"type": "object", "properties": ITEM_FORM}
     ),
@@ -331,9 +320,7 @@ async def put(request: Request, item_id: PathId) -> Response:
     return response
 
 
-@collection_router.delete(
-    "/items/{item_id:path}", tags=["items"], response_model=DeleteResponse, responses=WRITE_ERRORS, summary="Delete an item"
-)
+@collection_router.delete("/items/{item_id:path}", tags=["items"], response_model=DeleteResponse, summary="Delete an item")
 async def delete(request: Request, item_id: PathId) -> Response:
     """404 if there is no such item. A search that starts after the response does not find it."""
     call = allowed(request, "write")
@@ -343,9 +330,7 @@ async def delete(request: Request, item_id: PathId) -> Response:
     return answer(DeleteResponse(id=name, count=await call.count()))
 
 
-@collection_router.get(
-    "/items/{item_id:path}", tags=["items"], response_model=ItemDetail, responses=READ_ERRORS, summary="Show an item and its ID"
-)
+@collection_router.get("/items/{item_id:path}", tags=["items"], response_model=ItemDetail, summary="Show an item and its ID")
 async def show(request: Request, item_id: PathId) -> Response:
     """The item, its codes, and how many items share each prefix of its ID."""
     call = allowed(request, "read")
@@ -357,7 +342,7 @@ async def show(request: Request, item_id: PathId) -> Response:
     "/images/{item_id:path}",
     tags=["items"],
     response_class=Response,
-    responses={**READ_ERRORS, **IMAGE_RESPONSES},
+    responses=IMAGE_RESPONSES,
     summary="The item's image",
 )
 async def image(request: Request, item_id: PathId) -> Response:
@@ -372,7 +357,7 @@ async def image(request: Request, item_id: PathId) -> Response:
     "/thumbnails/{item_id:path}",
     tags=["items"],
     response_class=Response,
-    responses={**READ_ERRORS, **IMAGE_RESPONSES},
+    responses=IMAGE_RESPONSES,
     summary="A small JPEG of the item's image",
 )
 async def thumbnail(request: Request, item_id: PathId) -> Response:
@@ -434,9 +419,7 @@ def _chunks(file: BinaryIO, length: int) -> Iterator[bytes]:
 PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"
 
 
-@collection_router.get(
-    "/codes", tags=["codes"], response_model=CodesResponse, responses=READ_ERRORS, summary="The first codes of all IDs"
-)
+@collection_router.get("/codes", tags=["codes"], response_model=CodesResponse, summary="The first codes of all IDs")
 @collection_router.get("/codes/", response_model=CodesResponse, include_in_schema=False)
 async def first_codes(request: Request) -> Response:
     """The first code of every ID (image, text or pair), with counts and examples."""
@@ -448,7 +431,6 @@ async def first_codes(request: Request) -> Response:
     "/codes/{prefix}",
     tags=["codes"],
     response_model=CodesResponse,
-    responses=READ_ERRORS,
     summary="Items below a prefix of codes",
 )
 async def codes(
@@ -462,9 +444,7 @@ async def codes(
     return answer(await call.read(lambda: call.backend.browse(codes_of_prefix, children)))
 
 
-@collection_router.get(
-    "/map", tags=["codes"], response_model=MapResponse, responses=READ_ERRORS, summary="The collection as a map"
-)
+@collection_router.get("/map", tags=["codes"], response_model=MapResponse, summary="The collection as a map")
 async def plane(
     request: Request,
     at: Annotated[
@@ -476,35 +456,20 @@ async def plane(
     return answer(await call.service.compute(lambda: call.backend.map(at or ()), call.caller, "map"))
 
 
-@collection_router.get(
-    "/info", tags=["system"], response_model=InfoResponse, responses=READ_ERRORS, summary="The collection, limits and your rights"
-)
+@collection_router.get("/info", tags=["system"], response_model=InfoResponse, summary="The collection, limits and your rights")
 async def info(request: Request) -> Response:
     """Number of items, fields that a filter may name, limits of a request, and what your key may do."""
     call = allowed(request, "read")
-    index = call.backend.index
-    advice = None
-    if hasattr(index, "advice"):  # an index on disk
-        advice = await call.read(index.advice)
-    count = await call.count()
-    fields = await call.read(index.columns)
-    words: list[str] = []
-    if hasattr(index, "words_fields"):  # an index on disk
-        words = await call.read(index.words_fields)
-    default = default_target(await call.read(index.modalities))
+    service = call.service
+    about = await call.read(call.backend.info)
     return answer(
         InfoResponse(
             version=__version__,
-            items=count,
-            level_sizes=list(index.about.levels),
-            fields=fields,
-            words=words,
-            default_target=None if default is None else default.label,  # type: ignore[arg-type]
-            needs_key=bool(call.service.keys),
-            scopes=[role for role in call.caller.scopes if role == "read" or not call.service.config.read_only],
+            needs_key=bool(service.keys),
+            scopes=[role for role in call.caller.scopes if role == "read" or not service.config.read_only],
             key=call.caller.key,
-            advice=advice,
-            limits=Limits(**call.service.limits()),
+            limits=Limits(**service.limits()),
+            **about,
         )
     )
 
@@ -512,9 +477,7 @@ async def info(request: Request) -> Response:
 # -- system ----------------------------------------------------------------------------------------------------
 
 
-@system_router.get(
-    "/v1/collections", response_model=CollectionsResponse, responses=documented(401, 403, 503, 504), summary="The collections"
-)
+@system_router.get("/v1/collections", response_model=CollectionsResponse, summary="The collections")
 async def collections(request: Request) -> Response:
     """Names and sizes of the collections; routes below `/v1/collections/{name}` are those of each."""
     call = allowed(request, "read")
@@ -530,7 +493,7 @@ async def healthz() -> Response:
     return answer(Health(status="ok"))
 
 
-@system_router.get("/readyz", response_model=Health, responses=documented(503), summary="Can it answer now?")
+@system_router.get("/readyz", response_model=Health, summary="Can it answer now?")
 async def readyz(request: Request) -> Response:
     """503 while it shuts down or when the model does not come back."""
     problem = service_of(request).ready()
@@ -542,7 +505,7 @@ async def readyz(request: Request) -> Response:
 @system_router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"description": "Prometheus text.", "content": {"text/plain": {}}}, **documented(401, 403, 503, 504)},
+    responses={200: {"description": "Prometheus text.", "content": {"text/plain": {}}}},
     summary="Prometheus metrics",
 )
 async def metrics(request: Request) -> Response:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from genius.config import from_dict, merge, read_values
+from genius.config import flat, from_dict, nested, read_values
 from genius.errors import GeniusError
 from genius.model.config import SIZES
 from genius.search.params import SearchParams
@@ -251,13 +251,15 @@ class TrainConfig:
         for name, stage in (("encoder", self.encoder), ("quantizer", self.quantizer), ("generator", self.generator)):
             if self.run.accumulate < 1 or stage.batch % self.run.accumulate:
                 raise GeniusError(f"{name}.batch {stage.batch} and run.accumulate {self.run.accumulate} do not fit together")
+        values = flat(dataclasses.asdict(self))
         for rule in RULES:
-            switch = _value(self, rule.switch)
+            switch = values.get(rule.switch)
             if not rule.off(switch):
                 continue
+            defaults = flat(dataclasses.asdict(TrainConfig()))  # its switches are on
             for name in rule.ignored:
-                if _value(self, name) != _default(name):
-                    raise _no_effect(name, rule.switch, switch)
+                if values.get(name) != defaults.get(name):
+                    raise GeniusError(f"{name} has no effect with {rule.switch} = {switch!r}: leave one of them out")
 
 
 class Rule(NamedTuple):
@@ -292,35 +294,6 @@ RULES = (
 )
 
 
-def _no_effect(name: str, switch: str, value: Any) -> GeniusError:
-    return GeniusError(f"{name} has no effect with {switch} = {value!r}: leave one of them out")
-
-
-def _default(name: str) -> Any:
-    table, _, key = name.rpartition(".")
-    classes: dict[str, Any] = {
-        "": TrainConfig,
-        "run": RunConfig,
-        "model": ModelConfig,
-        "encoder": EncoderStageConfig,
-        "quantizer": QuantizerStageConfig,
-        "generator": GeneratorStageConfig,
-    }
-    if table not in classes:
-        return None
-    return next(field.default for field in dataclasses.fields(classes[table]) if field.name == key)
-
-
-def _value(config: Any, name: str) -> Any:
-    """A field by its dotted name; None where a table, such as `search`, does not have it."""
-    for part in name.split("."):
-        if isinstance(config, dict):
-            config = config.get(part)
-        else:
-            config = getattr(config, part)
-    return config
-
-
 def that_trains(config: TrainConfig, part: str) -> TrainConfig:
     """The config with what of the encoder is trained, where it left that open."""
     try:
@@ -352,16 +325,13 @@ def read_train_config(source: str, overrides: dict[str, Any] | None = None) -> T
     Raises:
         GeniusError: If a field is unknown, does not fit, or has no effect.
     """
-    values = _resolve(source, seen=())
-    given: dict[str, Any] = {}
-    for name, value in (overrides or {}).items():
-        _put(given, name.split("."), value)
-    values = _above(values, given)
-    return from_dict(TrainConfig, current_names(values), where=source)
+    values = _above(_resolve(source, seen=()), flat(overrides or {}))
+    return from_dict(TrainConfig, current_names(nested(values)), where=source)
 
 
 def current_names(values: dict[str, Any]) -> dict[str, Any]:
-    """A config's values with those of earlier versions under their present names."""
+    """A config's values with those of earlier versions under their present names; TensorBoard is no longer written."""
+    values = {name: value for name, value in values.items() if name != "tensorboard"}
     stage = values.get("generator")
     if isinstance(stage, dict) and stage.get("inputs") == "questions":
         return {**values, "generator": {**stage, "inputs": "queries"}}
@@ -369,6 +339,7 @@ def current_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a file over those of its bases, by dotted name."""
     path = _locate(source)
     if str(path) in seen:
         raise GeniusError(f"{source}: its base configs form a cycle")
@@ -377,41 +348,22 @@ def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise GeniusError(f"{source}: expected a table of fields")
     parent = values.pop("base", None)
     if parent is None:
-        return values
+        return flat(values)
     if not isinstance(parent, str):
         raise GeniusError(f"{source}: base must be a path or {BUILTIN}NAME")
     if not parent.startswith(BUILTIN):
         parent = str(path.parent / parent)
-    return _above(_resolve(parent, (*seen, str(path))), values)
+    return _above(_resolve(parent, (*seen, str(path))), flat(values))
 
 
 def _above(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """`values` over those of a base. Fields of the base that they leave without effect are dropped: a config is refused
     only if it names both a field and what makes it meaningless."""
-    for stage in STAGES:
-        stage_values = values.get(stage)
-        under = below.get(stage)
-        if isinstance(stage_values, dict) and isinstance(under, dict) and "steps" in stage_values:
-            under.pop("epochs", None)  # the length of a stage is given by one of them, and the last one counts
-    merged = merge(below, values)
+    dropped = {f"{stage}.epochs" for stage in STAGES if f"{stage}.steps" in values}  # of steps and epochs the last one counts
     for rule in RULES:
-        if _has(values, rule.switch) and rule.off(_value(values, rule.switch)):
-            for name in rule.ignored:
-                table, _, key = name.rpartition(".")
-                if not _has(values, name) and _has(merged, name):
-                    holder = merged
-                    if table:
-                        holder = merged[table]
-                    holder.pop(key)
-    return merged
-
-
-def _has(values: dict[str, Any], name: str) -> bool:
-    table, _, key = name.rpartition(".")
-    inner: Any = values
-    if table:
-        inner = values.get(table)
-    return isinstance(inner, dict) and key in inner
+        if rule.switch in values and rule.off(values[rule.switch]):
+            dropped.update(rule.ignored)
+    return {name: value for name, value in below.items() if name not in dropped} | values
 
 
 def _locate(source: str) -> Path:
@@ -421,11 +373,3 @@ def _locate(source: str) -> Path:
     if name not in builtin_names():
         raise GeniusError(f"no built-in config {name!r}: there are {', '.join(builtin_names())}")
     return CONFIGS / f"{name}.toml"
-
-
-def _put(values: dict[str, Any], names: list[str], value: Any) -> None:
-    for name in names[:-1]:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise GeniusError(f"{name} is not a table")
-    values[names[-1]] = value

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.files import write_whole
+from genius.files import write_json, write_whole
 from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.journal import Journal
@@ -298,7 +298,7 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     if runtime.main:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stage.state_dict().items()}
         write_whole(weights, lambda path: save_file(tensors, path))
-        write_whole(values, lambda path: path.write_text(json.dumps(result), encoding="utf-8"))
+        write_json(values, result)
     runtime.accelerator.wait_for_everyone()
     stage.eval()
     return result

@@ -42,12 +42,8 @@ class Order:
         self._epoch = -1
         self._shuffled = torch.empty(0, dtype=torch.long)
 
-    def __call__(self, step: int) -> Tensor:
-        """(batch,) example numbers of this step. A batch may span two epochs."""
-        return self.visits[self.places(step)]
-
     def places(self, step: int) -> Tensor:
-        """(batch,) places in `visits` that this step reads."""
+        """(batch,) places in `visits` that this step reads. A batch may span two epochs."""
         start = step * self.batch
         parts = []
         missing = self.batch

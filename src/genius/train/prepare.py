@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from genius.config import merge, to_dict
+from genius.config import flat, merge, to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
-from genius.files import write_whole
+from genius.files import write_json
 from genius.model.codebooks import choose_level_sizes
 from genius.train.config import STAGES, TrainConfig, current_names, that_trains, with_steps
 from genius.train.generator import generator_config
@@ -124,8 +124,7 @@ def claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
     """Write the config next to its results, unless it is there."""
     path = folder / CONFIG
     if runtime.main and not path.exists():
-        text = json.dumps(to_dict(config), indent=2) + "\n"
-        write_whole(path, lambda target: target.write_text(text, encoding="utf-8"))
+        write_json(path, to_dict(config), indent=2)
     runtime.accelerator.wait_for_everyone()
 
 
@@ -151,11 +150,10 @@ def _deciding_fields(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in NOT_PART_OF_THE_RUN}
 
 
-def _first_difference(old: Any, new: Any, where: str = "") -> str:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                return _first_difference(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
-    if not where:
+def _first_difference(old: Any, new: dict[str, Any]) -> str:
+    if not isinstance(old, dict):
         return "unreadable"
-    return f"{where} was {old!r}, is {new!r}"
+    before = flat(old)
+    after = flat(new)
+    name = next(name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))
+    return f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
