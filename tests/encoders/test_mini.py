@@ -15,7 +15,7 @@ from genius.encoders import load_encoder
 from genius.encoders.base import Encoder, encode_items
 from genius.encoders.inputs import Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.weight_arrays import unpack
+from genius.weight_arrays import check_header, unpack
 from genius.weight_files import pack
 
 TINY = MiniConfig(
@@ -109,3 +109,14 @@ def test_broken_weights_are_named(encoder: MiniEncoder, tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"junk")
     with pytest.raises(GeniusError, match="cannot load the encoder"):
         load_encoder(tmp_path)
+
+
+def test_a_header_of_more_than_four_megabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A hundred thousand tensors would cost a hundred megabytes of names."""
+    path = tmp_path / "weights.safetensors"
+    for claimed, message in (((4 << 20) + 1, "claims 4,194,305 bytes"), (2**63, "claims")):
+        path.write_bytes(claimed.to_bytes(8, "little") + b"{}")
+        with pytest.raises(GeniusError, match=message):
+            check_header(path)
+    path.write_bytes((2).to_bytes(8, "little") + b"{}")
+    check_header(path)

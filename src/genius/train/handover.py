@@ -6,6 +6,7 @@ Knows the stages' modules; nothing of steps or losses.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -87,14 +88,14 @@ def sampled_query_bank(second: QuantizerStage, parts: Split, seed: int) -> Query
         return bank
     further = []
     if parts.offsets is not None:
-        further.append((bank_subset(bank, ~held_out.numpy()), _judged(second, parts.offsets)))
+        further.append((bank_subset(bank, ~held_out.numpy()), _judged(second, parts.offsets, data.pool_ids)))
     ids = {parts.train.pool_ids[row] for row in parts.train.pairs[:, 1].tolist()}
     shown = np.array([name in ids for name in data.pool_ids], bool)
     items = second.embed(data.pool)
     codes = second.quantizer.encode(items, data.pool.modality.to(items.device))
     return choose(
         bank,
-        _judged(second, data),
+        _judged(second, data, data.pool_ids),
         items.cpu(),
         data.pool.modality,
         further=further,
@@ -103,9 +104,13 @@ def sampled_query_bank(second: QuantizerStage, parts: Split, seed: int) -> Query
     )
 
 
-def _judged(second: QuantizerStage, data: FeatureSet) -> JudgedQueries:
+def _judged(second: QuantizerStage, data: FeatureSet, pool_ids: Sequence[str]) -> JudgedQueries:
+    """Queries of a set, whose positives are rows of `pool_ids`: of a large pool only a part is validated on."""
     z = second.embed(data.queries).cpu().numpy()
-    return JudgedQueries(z, data.queries.modality.numpy(), _targets(data).numpy(), data.positives())
+    place = {name: row for row, name in enumerate(pool_ids)}
+    rows = [place.get(name) for name in data.pool_ids]
+    positives = [[row for row in (rows[item] for item in own) if row is not None] for own in data.positives()]
+    return JudgedQueries(z, data.queries.modality.numpy(), _targets(data).numpy(), positives)
 
 
 def training_queries(parts: Split, seed: int) -> tuple[Features, Tensor, Tensor]:
