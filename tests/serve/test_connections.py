@@ -268,6 +268,22 @@ def test_slow_bodies_stop_nobody_and_end(run: Any) -> None:
     assert server.rejected("slow_body") >= 2
 
 
+def test_a_body_behind_a_request_that_is_being_answered_is_not_late(run: Any) -> None:
+    server = run(body_timeout_s=0.4)
+    head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = b'{"text": "x", "k": 1}'
+    length = b"Content-Length: %d\r\n" % len(body)
+    one = server.connect(head + length + b"\r\n" + body + head + length + b"Connection: close\r\n\r\n" + body[:5])
+    assert server.index.entered.wait(20)
+    time.sleep(1.5)
+    server.index.go.set()
+    one.sendall(body[5:])
+    data = b""
+    while part := one.recv(65536):
+        data += part
+    assert data.count(b"HTTP/1.1 200") == 2, data
+
+
 def test_the_rest_of_a_refused_body_does_not_keep_the_connection(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genius.serve.connections.LINGER_S", 0.5)
     server = run(body_timeout_s=0.3)

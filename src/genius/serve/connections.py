@@ -248,6 +248,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(408, f"the headers did not arrive within {self._settings.header_timeout_s:g} s", "slow_head")
 
     def _body_late(self) -> None:
+        if self.pipeline:  # nothing is read while the request before this one is being answered
+            self._start_timer(self._settings.body_timeout_s, self._body_late)
+            return
         self._refuse(408, f"the body did not arrive within {self._settings.body_timeout_s:g} s", "slow_body")
 
     def _refuse(self, status: int, message: str, reason: str) -> None:
