@@ -28,7 +28,7 @@ from genius.search.trie import Children, CodeTrie
 from genius.search.types import BeamResult, Candidates, QueryBatch
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
-QUERIES_AT_ONCE = {"cpu": 32, "cuda": 256}  # queries decoded together: bounds memory, keeps products large enough
+QUERIES_AT_ONCE = {"cpu": 32, "cuda": 512}  # queries decoded together: bounds memory, keeps products large enough
 MODALITY_WEIGHT = 10.0  # of log p(modality) of the query bank: code log-probabilities of two modalities are not comparable
 WIDER = 4  # times as many beams where fewer than k items came back
 OPERATIONS_PER_MS = {"cpu": 2e7, "cuda": 2e10}  # multiply-adds in a millisecond, roughly, for `Beam.cost`

@@ -166,20 +166,26 @@ class Flat:
         return self._resident.whole
 
     def _visible(self, batch: QueryBatch, rows: Any, arrays: Arrays) -> Array | None:
-        """(Q, n) rows of a block that each query may find; None: all."""
+        """(Q, n) or (1, n) rows of a block that each query may find; None: all."""
         visible = None
         if batch.allowed is not None:
             visible = arrays.resident(batch.allowed)[..., rows]
             if visible.ndim == 1:
                 visible = visible[None]
         modality = self.collection.modality
-        if modality is not None and bool((batch.target >= 0).any()):
-            target = arrays.put(batch.target)[:, None]
-            of_target = (target < 0) | (arrays.resident(modality)[rows][None] == target)
-            visible = of_target if visible is None else visible & of_target
-        if visible is not None and len(visible) < len(batch):
-            visible = visible[arrays.put(np.zeros(len(batch), np.int64))]
-        return visible
+        targets = np.unique(batch.target)
+        if modality is None or (targets < 0).all():
+            return visible
+        if len(targets) == 1 and int(self.collection.modality_counts[targets[0]]) == len(self.collection):
+            return visible
+        wanted = batch.target
+        if len(targets) == 1:
+            wanted = targets
+        target = arrays.put(wanted)[:, None]
+        of_target = (target < 0) | (arrays.resident(modality)[rows][None] == target)
+        if visible is None:
+            return of_target
+        return visible & of_target
 
 
 class _Resident(NamedTuple):

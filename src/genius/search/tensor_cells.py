@@ -125,7 +125,7 @@ class _Probed:
 
     def _probe(self, places: Tensor) -> Tensor:
         """(Q, m) slots -> which of its cells each is in; the last beyond the end."""
-        return torch.searchsorted(self.ends, places, right=True).clamp(max=self.ends.shape[1] - 1)
+        return torch.searchsorted(self.ends, places.contiguous(), right=True).clamp(max=self.ends.shape[1] - 1)
 
     def positions(self, places: Tensor) -> Tensor:
         """(Q, m) slots -> positions among all codes; any beyond the end."""

@@ -20,6 +20,7 @@ from genius.search.vectors import StoredVectors
 
 WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 ROWS = 1 << 19  # of vectors on a device that are compared together
+SORTED = 2_048  # scores of a query that are sorted as a whole
 HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
@@ -102,8 +103,12 @@ class TensorArrays:
         return queries @ vectors.float().T
 
     def top_k(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Of many scores those in the groups with the best maxima are compared: each is read once."""
+        """Few are sorted, equal ones in their order. Of many those in the groups with the best maxima are compared: each is
+        read once."""
         queries, count = scores.shape
+        if count <= SORTED:
+            ordered = scores.sort(dim=1, descending=True, stable=True)
+            return ordered.values[:, :k], ordered.indices[:, :k]
         groups = count // GROUP
         if groups <= MANY * k:
             best = scores.topk(min(k, count), dim=1)
