@@ -637,11 +637,19 @@ def tables(benchmark: str, body: dict[str, Any]) -> str:
     lines = body["summary"]
     runs = body["runs"]
     tasks = list(lines[0]["hit@5"])
+    recipe = "`builtin:default` as it is (three stages)"
+    if body.get("changes"):
+        steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
+        recipe = f"`builtin:default`, stages 1 and 2 with fewer steps ({steps})"
+    about = runs[0].get("training", {})
+    if "model" in about:
+        recipe = f"`{about['model']}` (one model, a bank of queries by seed)"
+    seeds = [run.get("seed", run.get("training", {}).get("seed")) for run in runs]
+    asked = runs[0].get("test_queries") or runs[0]["existence"]["unseen"]["queries"]
     out = [
-        f"{benchmark.capitalize()}: hit@5 in percent, `builtin:default` as it is (three stages), seeds "
-        f"{', '.join(map(str, body['seeds']))}, {runs[0]['test_queries']:,} test queries;\n"
-        f"{body['device']}, {body['date']}. Shares are of dense search that is given the target over the same candidates: tasks "
-        f"averaged over\nseeds, their mean / the worst task.",
+        f"{benchmark.capitalize()}: hit@5 in percent, {recipe},\nseeds {', '.join(map(str, seeds))}, {asked:,} test queries; "
+        f"{body['device']}, {body['date']}. Shares are of dense search\nthat is given the target over the same candidates: tasks "
+        f"averaged over seeds, their mean / the worst task.",
     ]
     titles = {"unseen": "Candidates that no training query shows", "all": "All candidates", "filled": "A million candidates"}
     for candidates, title in titles.items():

@@ -203,13 +203,13 @@ def _words(text: str) -> list[str]:
 def measure(features: Path, packed: Path, work: Path, pack: Path, read: Reader) -> dict[str, Any]:
     about = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))
     bench = Bench(work / "vectors", about["seed"])
-    run = Run.of("fashion", packed, work, about["seed"], {}, "cpu")
+    products = about["items"] // 3
+    run = Run.of("fashion", packed, work, about["seed"], {}, "cpu", products)
     trained = unpacked(run, pack)
     model = trained.model
     heads = trained.heads
     assert model.queries is not None and heads is not None
     data = run.data.test
-    products = about["items"] // 3
     texts = test_texts(features, products)
     random = np.random.default_rng(0)
     rows = np.flatnonzero(bench.unseen)
