@@ -493,8 +493,8 @@ def modality_text() -> list[str]:
         "Tables: items of each modality by first code, the purity of every quantizer whose first code was "
         "learned, and retrieval with a first code that is learned, given or left out.",
         "The stages 2 on the GPU have seed 0 (several codebook sizes). Three seeds of stage 2 on icons, on a CPU, with a small "
-        "fusion and only 100 steps of batch 1,000, are less pure in each seed: images or texts are split over two codes, and pairs "
-        "share one with texts. So the first code becomes the modality by training, and is not yet after so few steps.",
+        "fusion and only 100 steps of batch 1,000, are less pure in each seed: images or texts are split over two codes, and "
+        "pairs share one with texts. So the first code becomes the modality by training, and is not yet after so few steps.",
         "Retrieval is of one seed with few steps (column), within the warm-up of the learning rate: too few to rank the rows. "
         "What it says is that a learned first code costs no hits against a given one that could be seen. Rows that are not "
         "there were not reached.",
