@@ -378,7 +378,7 @@ def joined(paths: list[Path]) -> Line:
 def shortened(line: Line) -> Line:
     """A line with nine points of its curve and no intervals of shares."""
     out = json.loads(json.dumps(line))
-    if "looks" in out:
+    if out.get("looks"):
         kept = sorted(set(np.linspace(0, len(out["curve"]) - 1, KEPT_LOOKS).round().astype(int).tolist()))
         out["curve steps"] = [out["looks"][i] for i in kept]
         out["curve"] = [out["curve"][i] for i in kept]
