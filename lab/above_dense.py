@@ -1,6 +1,7 @@
 """`builtin:default` trained on a benchmark and measured with the search that ships: every search beside dense search.
 
     python -m lab.above_dense train BENCHMARK FEATURES WORK OUT --seed N [--parts ...] [--set name=JSON]
+    python -m lab.above_dense bundled ICONVEC WORK OUT                         the same of `bundled:mini`, as it ships
     python -m lab.above_dense unpack BENCHMARK FEATURES WORK PACK --seed N     vectors of such a training, on another machine
 
 BENCHMARK: fashion or icons; FEATURES: as in `lab.accuracy`; WORK: a folder for the training and its vectors; OUT: a folder for
@@ -35,6 +36,7 @@ import torch
 from genius.config import to_dict
 from genius.encoders.towers import Heads
 from genius.features import Features
+from genius.model.bias_choice import choose
 from genius.model.codebooks import neighbours
 from genius.model.config import FusionConfig, GeniusConfig
 from genius.model.genius import Genius
@@ -51,12 +53,13 @@ from genius.train.prepare import hold_out, settle_sizes
 from genius.train.quantizer import quantizer_config
 from lab import current_commit
 from lab.accuracy import Data, added_later, fashion, icons, without
-from lab.item_bias import Bench, Hits, Ints, Lines
+from lab.item_bias import Bench, Hits, Ints, Lines, bank_lines, existence
 
 PARTS = ("unseen", "beams", "added", "all", "filled")
 BEAM_QUERIES = 2000
 SHARES = (0.1, 0.9)
 FILLED = 1_000_000
+PER_SEED = 3000  # queries of each direction in a bank of `bundled:mini`
 CHUNK = 8192
 FLAT = SearchParams(plan="flat")
 
@@ -72,9 +75,18 @@ class Run:
     device: str
 
     @classmethod
-    def of(cls, benchmark: str, features: Path, work: Path, seed: int, changes: dict[str, Any], device: str) -> Run:
-        """A run that nothing was trained of yet."""
-        data = {"fashion": fashion, "icons": icons}[benchmark](features)
+    def of(
+        cls,
+        benchmark: str,
+        features: Path,
+        work: Path,
+        seed: int,
+        changes: dict[str, Any],
+        device: str,
+        products: int | None = None,
+    ) -> Run:
+        """A run that nothing was trained of yet; `products`: only the first so many of fashion."""
+        data = {"fashion": fashion, "icons": icons}[benchmark](features, products)
         config = replace(read_train_config("builtin:default", changes), seed=seed, output=str(work / "model"))
         if data.honest is not None:
             data.honest.save(work / "held-out")
@@ -229,7 +241,7 @@ def unpacked(run: Run, file: Path) -> Trained:
 
 def unpack(args: argparse.Namespace) -> None:
     """Vectors of a packed training, as `lab.item_bias.Bench` reads them, with the codes that it had."""
-    run = Run.of(args.benchmark, args.features, args.work, args.seed, {}, "cpu")
+    run = Run.of(args.benchmark, args.features, args.work, args.seed, {}, "cpu", args.products)
     trained = unpacked(run, args.pack)
     with np.load(args.pack) as arrays:
         codes = arrays["codes"].astype(np.int64)
@@ -357,13 +369,87 @@ def filled_lines(bench: Bench, bank: QueryBank, model: Genius, results: Results)
     lines.add("default, no bias", "unknown", bench.hits(engine, every, plain, False))
 
 
+def write_bundled_vectors(features: Path, out: Path) -> None:
+    """z of icons and their queries by `bundled:mini`, whose fusion has seen training and test queries, and no validation query.
+
+    The bank has training queries, weights are chosen on test queries, and validation queries are measured. Items that a
+    training query shows are left out.
+    """
+    from lab.icons.vectors import load
+
+    model = Genius.from_pretrained("bundled:mini")
+    parts = load(features)
+    out.mkdir(parents=True, exist_ok=True)
+    pool = parts["train"].pool
+    new = torch.ones(len(pool), dtype=torch.bool)
+    new[parts["train"].pairs[:, 1]] = False
+    rows = new.nonzero()[:, 0]
+    place = torch.full((len(pool),), -1, dtype=torch.long)
+    place[rows] = torch.arange(len(rows))
+    items = pool[rows]
+    z = vectors(model, items)
+    np.savez(out / "items.npz", z=z, modality=items.modality.numpy(), codes=codes_of(model, z, items.modality))
+    for name, source in (("learn", "train"), ("validation", "test"), ("test", "val"), ("held-out", "val")):
+        part = parts[source]
+        if name == "held-out":
+            part = part.take_queries([])
+        target = torch.zeros(len(part.queries), dtype=torch.long)
+        target[part.pairs[:, 0]] = pool.modality[part.pairs[:, 1]]
+        pairs = torch.stack([part.pairs[:, 0], place[part.pairs[:, 1]]], 1)
+        arrays: dict[str, Any] = {"modality": part.queries.modality.numpy(), "pairs": pairs[pairs[:, 1] >= 0].numpy()}
+        tasks = np.array([part.task_name(int(task)) for task in part.tasks], np.str_)
+        np.savez(out / f"{name}.npz", z=vectors(model, part.queries), target=target.numpy(), tasks=tasks, **arrays)
+    about = {"model": "bundled:mini", "icons": len(pool), "items": len(rows), "training_queries": len(parts["train"].queries)}
+    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def bundled(args: argparse.Namespace) -> None:
+    """Lines of `bundled:mini`, a bank and its choices for each seed."""
+    if not (args.work / "about.json").exists():
+        write_bundled_vectors(args.features, args.work)
+    model = Genius.from_pretrained("bundled:mini")
+    model.generator.eval()
+    for seed in range(3):
+        bench = Bench(args.work, seed)
+        drawn = bench.bank(PER_SEED)
+        every = np.arange(len(bench.items))
+        reconstructed = bench.engine(drawn, None, model, every).collection.reconstructed
+        assert reconstructed is not None
+        start = time.process_time()
+        bank = choose(
+            drawn, bench.judged, bench.items, bench.modality, shown=bench.shown, reconstructed=reconstructed.take(every)
+        )
+        about = {
+            "command": "python -m lab.above_dense bundled",
+            "commit": current_commit(),
+            "date": datetime.date.today().isoformat(),
+            "device": "CPU",
+            "threads": torch.get_num_threads(),
+            "benchmark": "bundled",
+            "seed": seed,
+            "training": {"model": "bundled:mini", "seed": seed},
+            "seconds_of_choosing": round(time.process_time() - start, 1),
+        }
+        results = Results(args.out / f"above-dense-bundled-{seed}.json", about)
+        numbers = {key: np.round(np.asarray(getattr(bank, key), float), 3).tolist() for key in ("bias_weights", "code_shares")}
+        results.note("bias", numbers | {"queries": len(bank)})
+        results.note("test_queries", len(bench.test.z))
+        rows = np.flatnonzero(bench.unseen)
+        candidate_lines(bench, bank, model, rows, "unseen", results)
+        if not seed:
+            plain = replace(FLAT, item_bias=False)
+            reference = bench.hits(bench.engine(bank, bank, model, rows), rows, plain, True)
+            bank_lines(bench, bank, model, rows, Measured(results, reference, "unseen", len(rows)))
+        results.note("existence", existence(bench, bank, model, ("unseen",)))
+
+
 def train(args: argparse.Namespace) -> None:
     """One training and its lines; a part that fails does not stop the others."""
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
     device = "cpu"
     if torch.cuda.is_available():
         device = "cuda"
-    run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device)
+    run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device, args.products)
     about = {
         "command": "python -m lab.above_dense train",
         "commit": os.environ.get("GENIUS_COMMIT", "") or current_commit(),
@@ -373,6 +459,7 @@ def train(args: argparse.Namespace) -> None:
         "benchmark": args.benchmark,
         "seed": args.seed,
         "changes": changes,
+        "products": args.products,
     }
     name = f"{args.benchmark}-{args.seed}"
     results = Results(args.out / f"above-dense-{name}.json", about)
@@ -419,14 +506,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--parts", default=",".join(PARTS))
     training.add_argument("--set", action="append", default=[], help="one field of the config, name=JSON")
+    mini = commands.add_parser("bundled")
+    for folder in ("features", "work", "out"):
+        mini.add_argument(folder, type=Path)
     unpacking = commands.add_parser("unpack")
     unpacking.add_argument("benchmark", choices=["fashion", "icons"])
     for path in ("features", "work", "pack"):
         unpacking.add_argument(path, type=Path)
     unpacking.add_argument("--seed", type=int, default=0)
+    for command in (training, unpacking):
+        command.add_argument("--products", type=int, help="only the first so many fashion products")
     args = parser.parse_args(arguments)
     if args.command == "train":
         train(args)
+    elif args.command == "bundled":
+        bundled(args)
     else:
         unpack(args)
 

@@ -504,17 +504,22 @@ def merge(files: Sequence[Path]) -> None:
         result_file(benchmark).write_text(compact(body), encoding="utf-8")
 
 
-def table(body: dict[str, Any]) -> str:
+def table(benchmark: str, body: dict[str, Any]) -> str:
     """Markdown of the summary."""
     runs = body["runs"]
     scales = ", ".join(f"{run['scale']:g}" for run in runs if "scale" in run)
     tasks = len(runs[0]["lines"][0]["share"])
+    seeds = ", ".join(str(run["seed"]) for run in runs)
     out = [
-        f"{runs[0]['benchmark'].capitalize()}, {runs[0]['items']:,} candidates that no training query shows, "
-        f"{runs[0]['queries']:,} test queries,",
-        f"{tasks} tasks, {BEAMS} beams, target unknown, seeds {', '.join(map(str, body['seeds']))}, {body['device']}, "
-        f"{body['date']}. hit@5 as a share of dense",
-        f"search that is given the target, mean / worst task; a of the stateless scorers: {scales}.",
+        f"{benchmark.capitalize()}, {runs[0]['items']:,} candidates that no training query shows, {runs[0]['queries']:,} test "
+        f"queries, {tasks} tasks,",
+        f"{BEAMS} beams, target unknown, seeds {seeds}, {body['device']}, {body['date']}. hit@5 as a share of dense search",
+        f"that is given the target, mean / worst task; a of the stateless scorers: {scales}.",
+    ]
+    steps = [step for run in runs for step in run.get("decoder") or ()]
+    if steps:
+        out.append(f"The decoder of the first seed was trained until step {steps[0].removeprefix('step-')}.")
+    out += [
         "",
         "| codes scored by | seeds | GENIUS | with item bias | GENIUS^R | with item bias |",
         "|---|---:|---:|---:|---:|---:|",
@@ -546,9 +551,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif args.command == "merge":
         merge(args.files)
     else:
-        made = [
-            table(json.loads(result_file(name).read_text(encoding="utf-8"))) for name in BENCHMARKS if result_file(name).exists()
-        ]
+        known = [name for name in BENCHMARKS if result_file(name).exists()]
+        made = [table(name, json.loads(result_file(name).read_text(encoding="utf-8"))) for name in known]
         write_between(PAGE, BEGIN, END, "\n\n".join(made))
 
 

@@ -47,6 +47,9 @@ ABOVE_DENSE = {
 }
 
 
+COUNTS = {1: "one training", 2: "two trainings", 3: "three trainings"}
+
+
 def read(path: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / path).read_text(encoding="utf-8"))
     return found
@@ -111,19 +114,31 @@ def table() -> str:
 def above_dense() -> str:
     """The default search with and without its item bias, as shares of dense search that is given the target modality."""
     bodies = [read("lab/results/above_dense_fashion.json"), read("lab/results/above_dense_icons.json")]
-    items = [f"{_unseen_items(body):,}" for body in bodies]
-    rows = [
-        f"| our search, relative to dense with the target given | fashion ({items[0]}, three trainings) | "
-        f"icons ({items[1]}, `bundled:mini`) |",
-        "|---|---|---|",
-    ]
+    heads = [f"fashion ({_trained(bodies[0])})", f"icons ({_trained(bodies[1])})"]
+    rows = [f"| our search, relative to dense with the target given | {heads[0]} | {heads[1]} |", "|---|---|---|"]
     for search, name in ABOVE_DENSE.items():
         cells = []
         for body in bodies:
             found = [line for line in body["summary"] if _is(line, search)]
-            cells.append("".join(f"{line['mean']:.3f} / {line['worst']:.3f}" for line in found))
+            cells.append("".join(f"{line['mean']:.3f} / {line['worst']:.3f}{_fewer(line, body)}" for line in found))
         rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
     return "\n".join(rows)
+
+
+def _fewer(line: dict[str, Any], body: dict[str, Any]) -> str:
+    """Where a row has fewer trainings than its column."""
+    if line["seeds"] == len(body["runs"]):
+        return ""
+    return f" ({COUNTS[line['seeds']]})"
+
+
+def _trained(body: dict[str, Any]) -> str:
+    """How many candidates, and what embeds them."""
+    model = body["runs"][0].get("training", {}).get("model")
+    trained = f"`{model}`"
+    if model is None:
+        trained = f"{COUNTS[len(body['runs'])]}"
+    return f"{_unseen_items(body):,}, {trained}"
 
 
 def _unseen_items(body: dict[str, Any]) -> int:

@@ -61,7 +61,7 @@ JUDGED_SIZES = (800, 2000, 4000)
 JUDGED_WEIGHTS = (0.5, 0.65, 0.8)
 DRAWS = 4
 BANK_SIZES = (100, 500, 2000, 8000)
-BENCHMARKS = ("fashion", "icons")
+BENCHMARKS = {"fashion": "Fashion", "icons": "Icons", "bundled": "Icons"}
 PARTS = ("banks", "existence", "added", "cost")
 TESTED = 4000  # test queries of which existence is asked
 ORACLE = "whether the first hit is a positive (an oracle)"
@@ -637,11 +637,19 @@ def tables(benchmark: str, body: dict[str, Any]) -> str:
     lines = body["summary"]
     runs = body["runs"]
     tasks = list(lines[0]["hit@5"])
+    recipe = "`builtin:default` as it is (three stages)"
+    if body.get("changes"):
+        steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
+        recipe = f"`builtin:default`, stages 1 and 2 with fewer steps ({steps})"
+    about = runs[0].get("training", {})
+    if "model" in about:
+        recipe = f"`{about['model']}` (one model, a bank of queries by seed)"
+    seeds = [run.get("seed", run.get("training", {}).get("seed")) for run in runs]
+    asked = runs[0].get("test_queries") or runs[0]["existence"]["unseen"]["queries"]
     out = [
-        f"{benchmark.capitalize()}: hit@5 in percent, `builtin:default` as it is (three stages), seeds "
-        f"{', '.join(map(str, body['seeds']))}, {runs[0]['test_queries']:,} test queries;\n"
-        f"{body['device']}, {body['date']}. Shares are of dense search that is given the target over the same candidates: tasks "
-        f"averaged over\nseeds, their mean / the worst task.",
+        f"{BENCHMARKS[benchmark]}: hit@5 in percent, {recipe},\nseeds {', '.join(map(str, seeds))}, {asked:,} test queries; "
+        f"{body['device']}, {body['date']}. Shares are of dense search\nthat is given the target over the same candidates: tasks "
+        f"averaged over seeds, their mean / the worst task.",
     ]
     titles = {"unseen": "Candidates that no training query shows", "all": "All candidates", "filled": "A million candidates"}
     for candidates, title in titles.items():
@@ -665,8 +673,8 @@ def existence_table(benchmark: str, found: Sequence[dict[str, Any]]) -> list[str
         return []
     out = [
         "",
-        f"Does the collection hold an answer? ({benchmark}, unseen candidates, each test query with and without its positives, "
-        f"{len(found)} seeds)",
+        f"Does the collection hold an answer? ({BENCHMARKS[benchmark].lower()}, unseen candidates, each test query with and "
+        f"without its positives, {len(found)} seeds)",
         "",
         "| signal | AUROC | hopeless queries that return nothing where 95 % of answers are kept |",
         "|---|---:|---:|",
@@ -709,7 +717,7 @@ def plot(bodies: dict[str, dict[str, Any]]) -> str:
         named = {size: own.get(f"learned from {size:,} queries per task, no labels") for size in BANK_SIZES}
         points = [(size, line["mean"] / base) for size, line in named.items() if line is not None]
         if points:
-            curves[benchmark] = points
+            curves[BENCHMARKS[benchmark]] = points
     top = max(share for points in curves.values() for _, share in points)
     low = min(0.99, *(share for points in curves.values() for _, share in points))
 
@@ -731,7 +739,7 @@ def plot(bodies: dict[str, dict[str, Any]]) -> str:
         out.append(f'<text x="{x:.1f}" y="230" text-anchor="middle">{size:,}</text>')
     out.append('<text x="290" y="250" text-anchor="middle">queries per task, no labels</text>')
     out.append('<text x="70" y="20">hit@5 as a share of search without a bias, mean over tasks and seeds</text>')
-    for (benchmark, points), colour in zip(curves.items(), ("#2654d6", "#d62828"), strict=True):
+    for (benchmark, points), colour in zip(curves.items(), ("#2654d6", "#d62828", "#2a9d4a"), strict=False):
         places = [place(*point) for point in points]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
@@ -779,7 +787,8 @@ def bank_sizes_table(body: dict[str, Any]) -> str:
 
 
 def write_table() -> None:
-    bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in BENCHMARKS}
+    known = [name for name in BENCHMARKS if result_file(name).exists()]
+    bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in known}
     made = [tables(name, body) for name, body in bodies.items()]
     made.append("![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)")
     made.append(cost_table(bodies["fashion"]))

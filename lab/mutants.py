@@ -90,8 +90,8 @@ MUTANTS = (
     ),
     Mutant(
         "M12", "a weaker second entry of a key lowers its scope", "serve/auth.py",
-        "return max(valid or matching, key=lambda key: len(key.scopes), default=None)",
-        "return (valid or matching or [None])[-1]",
+        "return max(matching, key=lambda key: len(key.scopes), default=None)",
+        "return (matching or [None])[-1]",
         ("serve/test_auth.py::test_a_key_that_is_listed_twice_has_its_stronger_role",),
     ),
     Mutant(
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "N1", "a field without effect is not refused", "train/config.py",
-        "raise _no_effect(name, rule.switch, switch)", "pass",
+        "if values.get(name) != defaults.get(name):", "if False:",
         ("train/test_every_field.py::test_a_field_that_another_makes_meaningless_is_refused",),
     ),
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS = (
     ),
     Mutant(
         "V1", "a shared pass is charged in full to each owner", "serve/batching.py",
-        "used += seconds / len(owners)", "used += seconds",
+        "+ seconds / len(owners)", "+ seconds",
         ("serve/test_fair.py::test_a_shared_pass_is_charged_in_parts",),
     ),
     Mutant(

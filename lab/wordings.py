@@ -1,6 +1,7 @@
 """New wordings of instructions: how much of hit@5 is left, and whether the right modality comes first.
 
     python -m lab.wordings FEATURES PACKED RUN PACK [RUN PACK ...] [--towers FOLDER]     -> lab/results/wordings_fashion.json
+    python -m lab.wordings --read [--towers FOLDER]                                      -> lab/results/wordings_read.json
     python -m lab.wordings --table                                                       -> docs/training.md
 
 FEATURES: what `lab.fashion.data.extract` wrote, PACKED: what `pack` made of it; RUN and PACK as in `lab.above_dense unpack`, of
@@ -40,6 +41,7 @@ from lab.item_bias import Bench, compact
 from lab.tables import write_between
 
 RESULT = Path("lab/results/wordings_fashion.json")
+READ = Path("lab/results/wordings_read.json")
 PAGE = Path("docs/training.md")
 BEGIN = "<!-- wordings -->"
 END = "<!-- end of wordings -->"
@@ -203,13 +205,13 @@ def _words(text: str) -> list[str]:
 def measure(features: Path, packed: Path, work: Path, pack: Path, read: Reader) -> dict[str, Any]:
     about = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))
     bench = Bench(work / "vectors", about["seed"])
-    run = Run.of("fashion", packed, work, about["seed"], {}, "cpu")
+    products = about["items"] // 3
+    run = Run.of("fashion", packed, work, about["seed"], {}, "cpu", products)
     trained = unpacked(run, pack)
     model = trained.model
     heads = trained.heads
     assert model.queries is not None and heads is not None
     data = run.data.test
-    products = about["items"] // 3
     texts = test_texts(features, products)
     random = np.random.default_rng(0)
     rows = np.flatnonzero(bench.unseen)
@@ -288,6 +290,44 @@ def _found(
     }
 
 
+def targets_read(tower: Reader) -> list[dict[str, Any]]:
+    """For each set of wordings and each way of reading, how many get a wording of the right target in their place."""
+    lines = []
+    for name, wordings in WORDINGS.items():
+        for way, reader in _readers(name, tower).items():
+            if reader is None:
+                continue
+            right = {str(task): sum(_is_right(reader, task, text) for text in own) for task, own in wordings.items()}
+            count = sum(map(len, wordings.values()))
+            lines.append(
+                {"wording": name, "instructions": way, "wordings": count, "right": sum(right.values()), "by_task": right}
+            )
+    return lines
+
+
+def _is_right(reader: KnownInstructions, task: int, text: str) -> bool:
+    query, target = DIRECTIONS[task]
+    words = "a red shoe"
+    if query == IMAGE:
+        words = ""
+    own = reader.in_own_words(Query(words or None, image_of(task), text)).instruction or ""
+    return any(own.startswith(known) for (_, wanted), texts in TEMPLATES.items() if wanted == target for known in texts)
+
+
+def read_table(body: dict[str, Any]) -> str:
+    """Markdown of `targets_read`."""
+    out = [
+        f"Wordings of five directions that are read as asking for the right modality ({body['date']}):",
+        "",
+        "| wordings | read | words held out |",
+        "|---|---:|---:|",
+    ]
+    for name in dict.fromkeys(line["wording"] for line in body["lines"]):
+        cells = [f"{line['right']} of {line['wordings']}" for line in body["lines"] if line["wording"] == name]
+        out.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    return "\n".join(out)
+
+
 def table(body: dict[str, Any]) -> str:
     """Markdown of the summary."""
     lines = body["summary"]
@@ -311,14 +351,25 @@ def main() -> None:
     parser.add_argument("packed", type=Path, nargs="?")
     parser.add_argument("runs", type=Path, nargs="*", help="RUN PACK of each seed")
     parser.add_argument("--towers", type=Path)
+    parser.add_argument("--read", action="store_true", help="only which target each wording is read to ask for")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        body = json.loads(RESULT.read_text(encoding="utf-8"))
-        write_between(PAGE, BEGIN, END, table(body))
+        tables = [table(json.loads(RESULT.read_text(encoding="utf-8")))]
+        tables.append(read_table(json.loads(READ.read_text(encoding="utf-8"))))
+        write_between(PAGE, BEGIN, END, "\n\n".join(tables))
         return
     commit = current_commit()
     read = Reader(args.towers)
+    if args.read:
+        made: dict[str, Any] = {
+            "command": "python -m lab.wordings --read",
+            "commit": commit,
+            "date": datetime.date.today().isoformat(),
+        }
+        made |= {"device": "CPU", "threads": torch.get_num_threads()}
+        READ.write_text(compact({**made, "lines": targets_read(read)}), encoding="utf-8")
+        return
     runs = [measure(args.features, args.packed, *run, read) for run in zip(args.runs[0::2], args.runs[1::2], strict=True)]
     body = {
         "command": "python -m lab.wordings",

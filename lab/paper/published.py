@@ -10,6 +10,7 @@ size       number of products x codes per level
 baselines  GRACE's and IRGen's identifiers under the same decoder
 tables     rows of the supplement: shared codebooks, 8192 x 17, models of a single task
 short      modality, size and baselines, those that say most first
+purity     stage 2 alone with a learned first code, three seeds
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
 towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
@@ -129,6 +130,7 @@ def rows_of(parts: tuple[str, ...], sets: tuple[str, ...]) -> list[Row]:
         "baselines": _baseline_rows,
         "tables": _table_rows,
         "short": _short_rows,
+        "purity": _purity_rows,
     }
     return [row for part in parts for row in known[part](sets)]
 
@@ -195,6 +197,15 @@ def _short_rows(sets: tuple[str, ...]) -> list[Row]:
     out += pick(baselines, "grace-semantic", "grace-numeric")
     known = [row for part in (modality, size, baselines) for row in part]
     return out + [row for row in known if row not in out]
+
+
+def _purity_rows(sets: tuple[str, ...]) -> list[Row]:
+    changes = {**SMALL, "model.level_sizes": [3] + [256] * 4, "model.modality_code": "nearest"}
+    return [
+        Row("purity", "nearest + 4, stage 2", data, seed, changes=changes, earlier_seed=seed)
+        for seed in range(3)
+        for data in sets
+    ]
 
 
 def _table_rows(sets: tuple[str, ...]) -> list[Row]:
@@ -440,6 +451,8 @@ def run_genius(
         }
 
     tell(known())
+    if row.part == "purity":
+        return known()
     third.told = lambda: tell(known())  # type: ignore[method-assign]
     with third.clock():
         lines = train_stage(third, config, replace(config.run, patience=LOOKS + 1), row.seed)
@@ -633,7 +646,8 @@ def run_all(settings: Settings, rows: list[Row], results: Results, processes: in
                 print("all processes have ended", flush=True)
                 break
             continue
-        missing -= entry.pop("whole", False)
+        whole = entry.pop("whole", False)
+        missing -= whole
         told = " ".join(entry.get("where", [])) + entry["error"] if "error" in entry else summary(entry)
         print(f"{left:5.0f} s left  {entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {told}", flush=True)
         if "error" not in entry:

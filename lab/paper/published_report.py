@@ -19,16 +19,18 @@ Line = dict[str, Any]
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "published.json"
 PLOT = FOLDER.parents[1] / "docs" / "images" / "paper-size.png"
+FEWEST_STEPS = 50  # of stage 3: rows with fewer are left out, since their figures would be those of an untrained decoder
 KEPT_LOOKS = 9  # points of a curve in the committed file
 MODALITIES = ("image", "text", "image-text pair")
 SAMPLES = ("training queries", "items", "unseen queries")
 
 
-def lines_of(part: str) -> list[Line]:
+def lines_of(part: str, measured: bool = True) -> list[Line]:
+    """Rows of a part; with `measured` those alone that were searched with, not only trained."""
     if not RESULTS.is_file():
         return []
     body = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return [line for line in body["lines"] if line["part"] == part]
+    return [line for line in body["lines"] if line["part"] == part and ("last" in line or not measured)]
 
 
 def groups(lines: list[Line]) -> dict[tuple[str, str], list[Line]]:
@@ -46,10 +48,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def spread(values: list[float], digits: int = 2) -> str:
     """The mean, and the range over seeds."""
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) == 1:
+    mean, low, high = (f"{value:,.{digits}f}" for value in (float(np.mean(values)), min(values), max(values)))
+    if low == high:
         return mean
-    return f"{mean} ({min(values):.{digits}f} - {max(values):.{digits}f})"
+    return f"{mean} ({low} - {high})"
 
 
 def method_of(line: Line, name: str, beams: int, where: str = "last") -> Line:
@@ -66,26 +68,75 @@ def has(line: Line, name: str, beams: int) -> bool:
     return f"{name}@{beams}" in line["last"] or name in line["last"]
 
 
+def figures(data: str) -> dict[str, float]:
+    """What the text says of `builtin:published` on one data set: means over tasks and seeds, hit@5 in %."""
+    lines = [line for line in lines_of("published") if line["data"] == data]
+    fused = [line["last"]["fused"] for line in lines if "fused" in line["last"]]
+    levels = np.mean([line["survival"]["levels"] for line in lines], axis=0)
+    out = {
+        "dense": np.mean([hit(line["last"]["dense"]) for line in lines]),
+        "codes": np.mean([hit(line["last"]["codes"]) for line in lines]),
+        "least steps": min(line["steps"] for line in lines),
+        "most steps": max(line["steps"] for line in lines),
+        "second code": 100 * np.mean([line["curve"][-1]["unseen queries"]["right"][1] for line in lines]),
+        "lost": 100 * (1 - levels[2]),
+        "lost later": 100 * (levels[2] - levels[-1]),
+        "pool": lines[0]["test"]["pool"],
+        "purity": 100 * lines[0]["quantizer"]["purity"],
+    }
+    for count in (30, 50):
+        for name in ("genius", "genius-r"):
+            share = np.mean([hit(method_of(line, name, count)) / hit(line["last"]["dense"]) for line in lines])
+            out[f"{name}@{count}"] = share
+    if fused:
+        out["dense z"] = np.mean([hit(found["dense"]) for found in fused])
+        out["genius-r z"] = np.mean([hit(found["genius-r"]) for found in fused])
+    return {name: float(value) for name, value in out.items()}
+
+
 def recipes() -> str:
     """GENIUS and GENIUS^R at the paper's code sizes."""
     rows = []
     for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
-        shares = [method_of(line, "genius-r", 50) for line in lines]
-        rows.append(
-            [
-                f"{data}, {name}",
-                str(len(lines)),
-                spread([hit(line["last"]["dense"]) for line in lines], 1),
-                spread([hit(line["last"]["codes"]) for line in lines], 1),
-                spread([hit(method_of(line, "genius", 50)) for line in lines], 1),
-                spread([hit(share) for share in shares], 1),
-                spread([method_of(line, "genius", 50)["mean"] for line in lines]),
-                spread([share["mean"] for share in shares]),
-                spread([share["worst"] for share in shares]),
-            ]
-        )
-    header = ["50 beams", "seeds", "dense", "codes, exhaustive", "GENIUS", "GENIUS^R"]
-    return table([*header, "GENIUS / dense", "GENIUS^R / dense", "worst task"], rows)
+        for count in (30, 50):
+            reranked = [method_of(line, "genius-r", count) for line in lines]
+            dense = [hit(line["last"]["dense"]) for line in lines]
+            rows.append(
+                [
+                    f"{data}, {name}, {count} beams",
+                    spread([line["steps"] for line in lines], 0),
+                    spread(dense, 1),
+                    spread([hit(method_of(line, "genius", count)) for line in lines], 1),
+                    spread([hit(one) for one in reranked], 1),
+                    spread([hit(one) / max(ceiling, 1e-9) for one, ceiling in zip(reranked, dense, strict=True)]),
+                    spread([one["mean"] for one in reranked]),
+                    spread([one["worst"] for one in reranked]),
+                ]
+            )
+    header = ["mean over tasks, hit@5 in %", "steps", "dense", "GENIUS", "GENIUS^R"]
+    return table([*header, "GENIUS^R / dense", "mean of the tasks' shares", "worst task"], rows)
+
+
+def tasks() -> str:
+    """Every task with every ceiling, 30 beams, the mean over seeds."""
+    rows = []
+    for (data, _), lines in groups(lines_of("published")).items():
+        fused = [line["last"]["fused"] for line in lines if "fused" in line["last"]]
+        columns: list[list[Line]] = [
+            [line["last"]["dense"] for line in lines],
+            [found["dense"] for found in fused],
+            [line["last"]["codes"] for line in lines],
+            [method_of(line, "genius", 30) for line in lines],
+            [method_of(line, "genius-r", 30) for line in lines],
+            [found["genius-r"] for found in fused],
+        ]
+        for task in lines[0]["last"]["dense"]["hit@5"]:
+            cells = [f"{100 * np.mean([found['hit@5'][task] for found in column]):.1f}" if column else "-" for column in columns]
+            rows.append([f"{data}, {task}", *cells])
+        cells = [f"{np.mean([hit(found) for found in column]):.1f}" if column else "-" for column in columns]
+        rows.append([f"**{data}, mean**", *cells])
+    header = ["hit@5 in %, published 4096 x 9", "dense, score fusion", "dense, z", "codes, exhaustive", "GENIUS"]
+    return table([*header, "GENIUS^R", "GENIUS^R by z"], rows)
 
 
 def beams() -> str:
@@ -122,17 +173,19 @@ def curves() -> str:
 
 
 def flattening() -> str:
-    """The mean accuracy of content codes over the training."""
+    """The mean accuracy of content codes over the training, seed 0."""
     rows = []
-    steps: list[float] = []
     for (data, name), lines in groups(lines_of("published") + lines_of("paper")).items():
-        line = lines[0]
-        points = line["curve"]
-        steps = [step / line["steps"] for step in line["curve steps"]]
+        line = min(lines, key=lambda line: int(line["seed"]))
         for sample in (SAMPLES[0], SAMPLES[2]):
-            cells = [f"{100 * float(np.mean(point[sample]['right'][1:])):.0f}" for point in points]
+            cells = [
+                f"{100 * float(np.mean(point[sample]['right'][1:])):.1f} ({step:,})"
+                for point, step in zip(line["curve"], line["curve steps"], strict=True)
+            ]
             rows.append([f"{data}, {name}: {sample}", *cells])
-    return table(["share of the steps", *(f"{100 * step:.0f} %" for step in steps)], rows)
+    longest = max((len(row) for row in rows), default=1)
+    rows = [row + ["-"] * (longest - len(row)) for row in rows]
+    return table(["content codes that are right, %, mean of eight (at step)", *("" for _ in range(longest - 1))], rows)
 
 
 def last_and_best() -> str:
@@ -143,8 +196,10 @@ def last_and_best() -> str:
             cells = [f"{data}, {name}, seed {line['seed']}", f"{last['mean']:.2f}"]
             if "best" in line:
                 cells += [f"{method_of(line, 'genius-r', 30, 'best')['mean']:.2f}", f"{line['best step']:,}"]
-            else:
+            elif line.get("best step") == line["steps"]:
                 cells += ["the same", f"{line['steps']:,}"]
+            else:
+                cells += ["not searched with", f"{line['best step']:,}"] if "best step" in line else ["-", "-"]
             rows.append(cells)
     return table(["GENIUS^R / dense, 30 beams", "last weights", "best weights", "at step"], rows)
 
@@ -158,6 +213,7 @@ def modality() -> str:
             [
                 f"{data}, {name}",
                 str(len(lines)),
+                spread([line["steps"] for line in lines], 0),
                 spread(purity, 3) if purity else "-",
                 spread([hit(line["last"]["dense"]) for line in lines], 1),
                 spread([hit(line["last"]["codes"]) for line in lines], 1),
@@ -165,30 +221,63 @@ def modality() -> str:
                 spread([hit(method_of(line, "genius-r", 30)) for line in lines], 1),
             ]
         )
-    return table(["first code + content codes of 256", "seeds", "purity", "dense", "codes", "GENIUS", "GENIUS^R"], rows)
+    return table(
+        ["first code + content codes of 256, hit@5 in %", "seeds", "steps", "purity", "dense", "codes", "GENIUS", "GENIUS^R"],
+        rows,
+    )
 
 
 def confusion(lines: list[Line]) -> str:
-    """Items of each modality by their first code, in percent, for each training."""
+    """Items of each modality by their first code, in percent, for each stage 2."""
     rows = []
+    seen: set[str] = set()
     for line in lines:
+        mark = f"{line['data']} {line['row']} {line['quantizer']['confusion']}"
+        if mark in seen:
+            continue  # another stage 3 on the same stage 2
+        seen.add(mark)
         counts = np.array(line["quantizer"]["confusion"], float)
         shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
         for modality, values in zip(MODALITIES, shares, strict=True):
-            rows.append(
-                [f"{line['data']}, {line['row']}, seed {line['seed']}: {modality}", *(f"{value:.1f}" for value in values)]
-            )
-    return table(["items of a modality by first code, %", "1", "2", "3"], rows)
+            seed = f", seed {line['seed']}" if line["part"] == "purity" else ""
+            name = f"{line['data']}, {line['row']}{seed}: {modality}"
+            rows.append([name, *(f"{value:.1f}" for value in values), f"{line['quantizer']['purity']:.3f}"])
+    return table(["items of a modality by first code, %", "1", "2", "3", "purity"], rows)
+
+
+def learned_first_codes() -> str:
+    """Confusion of quantizers whose first code is learned: those at the paper's sizes, and those of several seeds."""
+    return confusion([*lines_of("published", False), *lines_of("purity", False)])
+
+
+def purities() -> str:
+    """Purity of every quantizer whose first code is learned."""
+    lines = [line for part in ("published", "modality", "size", "purity") for line in lines_of(part, False)]
+    learned = [line for line in lines if line["config"]["model"]["modality_code"] == "nearest"]
+    rows = []
+    for (data, name), found in groups(learned).items():
+        values = [line["quantizer"]["purity"] for line in found]
+        distinct = len({str(line["quantizer"]["confusion"]) for line in found})
+        rows.append([f"{data}, {name}", str(distinct), spread(values[: None if distinct > 1 else 1], 4)])
+    return table(["learned first code", "quantizers", "purity"], rows)
+
+
+def picture() -> str:
+    """The plot, where there is one."""
+    if not PLOT.is_file() or not size_points():
+        return ""
+    return "![Share of dense against training pairs per code](../images/paper-size.png)\n\n"
 
 
 def size_points() -> list[tuple[int, int, float, float, float]]:
-    """(products, codes per level, training pairs per code, share of GENIUS, share of GENIUS^R)."""
+    """(products, codes per level, training pairs per code, share of dense of GENIUS, of GENIUS^R), of the means."""
     out = []
     for line in lines_of("size"):
         products = int(line["row"].partition(" ")[0].replace(",", ""))
         codes = line["config"]["model"]["level_sizes"][-1]
-        plain = method_of(line, "genius", 30)["mean"]
-        reranked = method_of(line, "genius-r", 30)["mean"]
+        dense = max(hit(line["last"]["dense"]), 1e-9)
+        plain = hit(method_of(line, "genius", 30)) / dense
+        reranked = hit(method_of(line, "genius-r", 30)) / dense
         out.append((products, codes, line["train"]["pairs"] / codes, plain, reranked))
     return sorted(out)
 
@@ -214,20 +303,22 @@ def baselines() -> str:
         best = method_of(line, name, 50)
         config = line["config"]
         ends = [point["codes"] for point in line["curve"]]
-        middle = ends[int(0.8 * len(ends))]
+        steps = [point["step"] for point in line["curve"]]
+        middle = ends[int(0.5 * len(ends))]
         rows.append(
             [
                 f"{data}, {name}",
                 f"{len(config['level_sizes'])} x {max(config['level_sizes']):,}",
+                f"{steps[-1]:,} of {config['steps']:,}",
                 f"{hit(line['last']['dense']):.1f}",
                 f"{hit(best):.1f}",
-                f"{best['mean']:.2f}",
+                f"{hit(best) / max(hit(line['last']['dense']), 1e-9):.2f}",
                 f"{best['queries/s']:,.0f}",
                 f"{100 * middle:.0f}, {100 * ends[-1]:.0f}",
             ]
         )
-    header = ["identifiers, 50 beams", "codes", "dense", "hit@5", "share of dense", "queries/s"]
-    return table([*header, "codes right in training at 80 and 100 % of the steps, %"], rows)
+    header = ["identifiers, 50 beams", "codes", "steps", "dense", "hit@5 in %", "share of dense", "queries/s"]
+    return table([*header, "codes right in training, half way and at the end, %"], rows)
 
 
 def further() -> str:
@@ -275,16 +366,19 @@ def joined(paths: list[Path]) -> Line:
         out["about"].append(body["about"])
         for line in body["lines"]:
             key = (line["part"], line["row"], line["data"], line["seed"])
-            if key not in known:
+            cut = line.get("steps", FEWEST_STEPS) < FEWEST_STEPS and "last" in line  # the time was up before it was trained
+            if key not in known and not cut:
                 known.add(key)
                 out["lines"].append(shortened(line))
+    order = list(dict.fromkeys(line["part"] for line in out["lines"]))
+    out["lines"].sort(key=lambda line: (order.index(line["part"]), line["data"], line["row"], line["seed"]))
     return out
 
 
 def shortened(line: Line) -> Line:
     """A line with nine points of its curve and no intervals of shares."""
     out = json.loads(json.dumps(line))
-    if "looks" in out:
+    if out.get("looks"):
         kept = sorted(set(np.linspace(0, len(out["curve"]) - 1, KEPT_LOOKS).round().astype(int).tolist()))
         out["curve steps"] = [out["looks"][i] for i in kept]
         out["curve"] = [out["curve"][i] for i in kept]

@@ -53,16 +53,17 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, body: Any, *, indent: int | None = None) -> None:
+def write_json(path: Path, body: Any, *, indent: int | None = None, durable: bool = False) -> None:
     """Write a JSON file atomically.
 
     Args:
         path: The file.
         body: JSON-ready values.
         indent: Spaces per level; None: one line.
+        durable: It is on the disk when this returns.
     """
     text = json.dumps(body, indent=indent, ensure_ascii=False) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), durable=durable)
 
 
 def _replace(temporary: Path, path: Path) -> None:

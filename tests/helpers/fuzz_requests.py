@@ -12,6 +12,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +112,7 @@ class Everything:
     """Looks like an index that holds whatever is asked for; pictures are decoded as a real one would."""
 
     version = 1
+    path = Path("everything.genius")
     about = SimpleNamespace(id="index", levels=(3, 4))
     model = SimpleNamespace(encoder=None)
 

@@ -98,13 +98,14 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
 
     monkeypatch.setattr(published_report, "RESULTS", tmp_path / "joined.json")
     monkeypatch.setattr(published_report, "PLOT", tmp_path / "plot.png")
+    monkeypatch.setattr(published_report, "FEWEST_STEPS", 0)  # else rows that were cut are left out
     monkeypatch.setattr(sys, "argv", ["published_report", str(tmp_path / "out.json"), str(tmp_path / "out.json")])
     published_report.main()
     assert len(published_report.lines_of("baselines")) == 2  # each row once
     assert (tmp_path / "plot.png").stat().st_size > 1000
     report = published_report
     for part in (report.recipes, report.beams, report.survival, report.curves, report.flattening, report.last_and_best,
-                 report.modality, report.sizes, report.baselines, report.further):  # fmt: skip
+                 report.tasks, report.modality, report.purities, report.sizes, report.baselines, report.further):  # fmt: skip
         assert part().count("\n") >= 1
     assert "30 products" in report.sizes() and report.confusion(report.lines_of("published")).count("\n") == 4
 
@@ -156,3 +157,19 @@ def test_one_product_is_the_same_loss() -> None:
     mine, logs = stage(batch)
     other, theirs = GeneratorStage.forward(stage, batch)
     assert torch.allclose(mine, other, atol=1e-5) and torch.allclose(logs["nats"], theirs["nats"], atol=1e-5)
+
+
+def test_the_command_runs_rows_in_processes_and_goes_on(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    words = [str(out), "--fashion", str(features), "--only", "nearest + 3 | fashion | 0", "--parts", "short", "--processes", "1",
+             "--scale", "1e6", "--decoder", "nano", "--codes", "6", "--queries", "5", "--work", str(tmp_path / "work"),
+             "--commit", "abc", *(f"--set={name}={value}" for name, value in TINY.items())]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["published", *words])
+    published.main()
+    body = json.loads(out.read_text(encoding="utf-8"))
+    assert [line["row"] for line in body["lines"]] == ["nearest + 3"] and body["about"]["commit"] == "abc"
+    assert "purity" in capsys.readouterr().out
+    published.main()  # nothing is left
+    assert "s left" not in capsys.readouterr().out

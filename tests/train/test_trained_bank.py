@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from train_fixtures import small_config, small_data
 
+from genius.model.bias_choice import JudgedQueries
 from genius.model.genius import Genius
-from genius.train import handover, train
+from genius.model.query_bank import QueryBank
+from genius.train import handover, prepare, train
 from genius.train.calibration import Searched
 from genius.train.handover import training_queries
 from genius.train.holdout import split
@@ -57,3 +60,24 @@ def test_probabilities_are_fitted_on_all_held_out_queries_up_to_a_limit() -> Non
     assert found.positives == [[0], [1], [2], [3], [4], [5]]
     assert found.has_image.tolist() == [False] * 4 + [True] * 2
     assert len(searched(0, 3).joined(searched(3, 5), 2).z) == 3  # what is there stays
+
+
+def test_a_pool_that_is_validated_on_in_part_judges_the_bias_by_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 100,000 items held-out queries name rows of the whole pool, of which validation holds a sample."""
+    data = small_data()
+    monkeypatch.setattr(prepare, "VALIDATION_POOL", len(data.pool) // 3)
+    seen = []
+
+    def chosen(bank: QueryBank, judged: JudgedQueries, items: Any, modality: Any, **more: Any) -> QueryBank:
+        seen.extend([(judged, items), *((other, items) for _, other in more["further"])])
+        return bank
+
+    monkeypatch.setattr(handover, "choose", chosen)
+    train(small_config(tmp_path, encoder__steps=2, quantizer__steps=4, generator__steps=2), data, quiet=True)
+    assert len(seen) == 2
+    for judged, items in seen:
+        rows = [row for own in judged.positives for row in own]
+        assert rows and max(rows) < len(items) < len(data.pool)
+    trained = seen[0][0]
+    nearest = (trained.z @ np.asarray(seen[0][1]).T).argmax(1)
+    assert np.mean([row in own for row, own in zip(nearest, trained.positives, strict=True)]) > 0.1  # rows are of these items

@@ -4,6 +4,7 @@ checkpoints (`genius convert official`), export models and indexes (`genius expo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -49,17 +50,9 @@ def official(
 
         attach_encoder(output, encoder)
     config = model.config
-    if as_json:
-        emit(
-            {
-                "output": str(output),
-                "fingerprint": model.fingerprint(),
-                "width": config.width,
-                "levels": list(config.quantizer.level_sizes),
-            }
-        )
-    else:
-        console.print(f"wrote {output}: width {config.width}, levels {' x '.join(map(str, config.quantizer.level_sizes))}")
+    levels = list(config.quantizer.level_sizes)
+    body = {"output": str(output), "fingerprint": model.fingerprint(), "width": config.width, "levels": levels}
+    tell(body, f"wrote {output}: width {config.width}, levels {' x '.join(map(str, levels))}", as_json)
 
 
 @command
@@ -77,11 +70,7 @@ def onnx(
     from genius.model.genius import Genius
 
     sizes = export_onnx(Genius.from_pretrained(model), output)
-    if as_json:
-        emit({"output": str(output), "files": sizes})
-        return
-    for name, size in sizes.items():
-        print(f"{size / 1e6:8.2f} MB  {output / name}")
+    _tell_files(output, sizes, as_json)
 
 
 @command
@@ -103,11 +92,12 @@ def graphs(
     if (folder / MODEL / "config.json").is_file():
         folder = folder / MODEL
     sizes = store_graphs(folder)
-    if as_json:
-        emit({"output": str(folder), "files": sizes})
-        return
-    for name, size in sizes.items():
-        print(f"{size / 1e6:8.2f} MB  {folder / name}")
+    _tell_files(folder, sizes, as_json)
+
+
+def _tell_files(folder: Path, sizes: Mapping[str, int], as_json: bool) -> None:
+    lines = [f"{size / 1e6:8.2f} MB  {folder / name}" for name, size in sizes.items()]
+    tell({"output": str(folder), "files": sizes}, "\n".join(lines), as_json)
 
 
 @command

@@ -9,7 +9,7 @@ import typer
 
 from genius.cli.common import command, console, emit, note, tell
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
-from genius.errors import GeniusError, counted
+from genius.errors import GeniusError, Problems, counted
 from genius.files import url_of
 
 VersionOption = Annotated[
@@ -55,10 +55,7 @@ def learn(
     with Index.open(path, model) as index:
         if forget:
             forgotten = index.forget()
-            if as_json:
-                emit({"forgotten": forgotten})
-            else:
-                print("forgotten" if forgotten else "there was nothing to forget")
+            tell({"forgotten": forgotten}, "forgotten" if forgotten else "there was nothing to forget", as_json)
             return
         assert queries is not None
         index.model.to(device)
@@ -93,10 +90,7 @@ def check(
     if as_json:
         emit(report.to_dict())
     else:
-        for line in report.problems[:SHOWN]:
-            print(f"damaged: {line}")
-        if report.problems.total > SHOWN:
-            print(f"... and {report.problems.total - SHOWN} more")
+        _print_first("damaged", report.problems)
         for line in report.notes:
             console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
         read = "sizes of" if fast else f"{counted(report.items, 'item')} and"
@@ -106,6 +100,13 @@ def check(
             console.print(f"to repair it: genius repair {path}", highlight=False, soft_wrap=True)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _print_first(what: str, problems: Problems) -> None:
+    for line in problems[:SHOWN]:
+        print(f"{what}: {line}")
+    if problems.total > SHOWN:
+        print(f"... and {problems.total - SHOWN} more")
 
 
 @command
@@ -131,10 +132,7 @@ def repair(
         return
     for line in report.done:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for line in report.lost[:SHOWN]:
-        print(f"lost: {line}")
-    if report.lost.total > SHOWN:
-        print(f"... and {report.lost.total - SHOWN} more")
+    _print_first("lost", report.lost)
     print(f"{path}: {counted(report.items, 'item')}, version {report.version}")
 
 
@@ -215,10 +213,7 @@ def reencode(
     place = find_device(device)
     if encoder is None:
         returned = switching.go_back(path, device=place)
-        if as_json:
-            emit(returned.to_dict())
-        else:
-            print(f"{path}: {counted(returned.items, 'item')}, with the encoder of before")
+        tell(returned.to_dict(), f"{path}: {counted(returned.items, 'item')}, with the encoder of before", as_json)
         return
     say = None if as_json else note
     try:

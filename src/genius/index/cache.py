@@ -29,7 +29,7 @@ from genius.errors import GeniusError
 from genius.index.commit import DATA_FILE, data_files, table_folder
 from genius.index.extents import Extents, Finder
 from genius.index.folder import About
-from genius.index.ledger import file_sum, seal, size_in, unseal
+from genius.index.ledger import difference, file_sum, seal, size_in, unseal
 from genius.index.paths import MAX_SMALL, remove
 from genius.index.reader import HitColumns, Reader
 from genius.search import CodeTrie
@@ -384,15 +384,16 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 
 def damage(folder: Path, files: Mapping[str, str], limit: int = VERIFY_UP_TO) -> list[str]:
-    """Files of a cache that are not as they were written; larger ones than `limit` are compared by size only."""
-    wrong = []
-    for name, noted in files.items():
-        if Path(name).name != name:
-            raise ValueError(f"{name!r} is no file of a cache")
-        size = size_in(noted)
-        if (folder / name).stat().st_size != size or (size <= limit and file_sum(folder / name) != noted):
-            wrong.append(name)
-    return wrong
+    """Files of a cache that are not as they were written.
+
+    Args:
+        folder: Of the cache.
+        files: What was noted of each.
+        limit: Bytes above which only the size is compared.
+    """
+    if any(Path(name).name != name for name in files):
+        raise ValueError("it names files outside of the cache")
+    return [name for name, noted in files.items() if difference(folder / name, noted, size_in(noted) <= limit) is not None]
 
 
 def _discard(path: Path, index: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from genius.errors import GeniusError
 from genius.files import parse_json, sync_tree
-from genius.index.ledger import Damaged, Ledger, LedgerState, file_sum, size_in
+from genius.index.ledger import MISSING, Damaged, Ledger, LedgerState, difference, file_sum, size_in
 from genius.index.paths import ASIDE, TABLE, remove
 
 VERSIONS = "_versions"
@@ -287,15 +287,7 @@ def differences(folder: Path, files: Mapping[str, str], deep: bool, tolerate_mis
     """One line for each file that is not as the ledger says. `deep`: by checksum; else by size, manifests excepted."""
     problems = []
     for name, noted in files.items():
-        path = table_folder(folder) / name
-        try:
-            if path.stat().st_size != size_in(noted):
-                problems.append(f"{TABLE}.lance/{name} has another size than when it was written")
-            elif (deep or name.startswith(VERSIONS)) and file_sum(path) != noted:
-                problems.append(f"{TABLE}.lance/{name} has another checksum than when it was written")
-        except FileNotFoundError:
-            if not tolerate_missing:
-                problems.append(f"{TABLE}.lance/{name} is missing")
-        except OSError as error:
-            problems.append(f"{TABLE}.lance/{name} cannot be read ({error.strerror or error})")
+        problem = difference(table_folder(folder) / name, noted, deep or name.startswith(VERSIONS))
+        if problem is not None and not (tolerate_missing and problem == MISSING):
+            problems.append(f"{TABLE}.lance/{name} {problem}")
     return problems

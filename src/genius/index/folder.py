@@ -150,10 +150,20 @@ def swap(folder: Path, fresh: Path) -> None:
         with contextlib.suppress(GeniusError):  # the next writer removes it
             remove(fresh, folder, about.id)
         raise GeniusError(f"cannot replace {folder}: {getattr(error, 'strerror', None) or error}; it is unchanged") from None
+    sync_name(folder, f"{folder} is made anew")
+
+
+def sync_name(folder: Path, done: str) -> None:
+    """Sync the name of a folder that was renamed.
+
+    Args:
+        folder: By its new name.
+        done: What is done already, for the error.
+    """
     try:
         sync_directory(folder.absolute().parent)
     except OSError as error:
-        raise GeniusError(f"{folder} is made anew, but a power cut may undo it: {error.strerror or error}") from None
+        raise GeniusError(f"{done}, but a power cut may undo it: {error.strerror or error}") from None
 
 
 class Unfinished(GeniusError):

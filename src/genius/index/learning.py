@@ -8,7 +8,6 @@ people chose (`clicked`). Queries are embedded as a search embeds them; equal on
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import threading
@@ -40,7 +39,7 @@ from genius.model.bias_choice import (
     shrink,
 )
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
-from genius.types import ContentInput, Modality, Query
+from genius.types import ContentInput, Modality, Query, as_vector
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -213,17 +212,15 @@ def _vector(state: Index, value: Mapping[str, Any]) -> Floats:
         raise GeniusError(
             f"its vector comes from another model ({str(fingerprint)[:8]}; this index: {state.about.fingerprint[:8]})"
         )
-    try:
-        if isinstance(given, str):
-            vector = np.frombuffer(base64.b64decode(given, validate=True), np.float16).astype(np.float32)
-        else:
-            vector = np.asarray(given, np.float32)
-    except (ValueError, TypeError, binascii.Error):
-        raise GeniusError("'vector' is neither numbers nor float16 in base64") from None
-    if vector.shape != (state.about.width,):
-        raise GeniusError(f"its vector has the shape {vector.shape}; those of this index are {state.about.width} wide")
-    if not np.isfinite(vector).all() or not vector.any():
-        raise GeniusError("its vector is zero or not finite")
+    if isinstance(given, str):
+        try:
+            given = np.frombuffer(base64.b64decode(given, validate=True), np.float16)
+        except ValueError:
+            raise GeniusError("'vector' is neither numbers nor float16 in base64") from None
+    vector = as_vector(given, "the log")
+    if not isinstance(vector, np.ndarray) or len(vector) != state.about.width:
+        shown = getattr(vector, "shape", "of a mapping")
+        raise GeniusError(f"its vector has the shape {shown}; those of this index are {state.about.width} wide")
     unit: Floats = vector / np.linalg.norm(vector)
     return unit
 

@@ -45,6 +45,7 @@ ROW = ("id", "text", "modality", "_seq", "_metadata", "_image", "_image_bytes", 
 VECTORS = ("_codes", "_embedding")
 MAPPED_FROM = 1 << 20  # bytes; smaller files are quicker read than mapped
 LEDGER_FORMAT = 1
+MISSING = "is missing"
 MAX_LEDGER = 256 << 20  # bytes; a change takes some hundred, and a clean-up begins anew
 _NAME = re.compile(r"[A-Za-z0-9_.#-]{1,255}(/[A-Za-z0-9_.#-]{1,255}){0,7}")  # of a file of the table
 _NOTED = re.compile(r"\d{1,18}:[0-9a-f]{32}")
@@ -72,6 +73,26 @@ def size_in(file_sum: str) -> int:
         file_sum: "SIZE:CHECKSUM".
     """
     return int(file_sum.partition(":")[0])
+
+
+def difference(path: Path, noted: str, deep: bool) -> str | None:
+    """How a file differs from what was noted of it; None: it does not.
+
+    Args:
+        path: Of the file.
+        noted: "SIZE:CHECKSUM".
+        deep: Compare the checksum, and not only the size.
+    """
+    try:
+        if path.stat().st_size != size_in(noted):
+            return "has another size than when it was written"
+        if deep and file_sum(path) != noted:
+            return "has another checksum than when it was written"
+    except FileNotFoundError:
+        return MISSING
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return None
 
 
 def text_sum(text: str) -> str:

@@ -10,7 +10,6 @@ ids; nothing of pictures and models.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genius.errors import GeniusError, said
-from genius.files import read_json, write_whole
+from genius.files import read_json, write_json
 from genius.index.paths import DELETED
 from genius.index.searching import stream
 
@@ -107,5 +106,4 @@ def deleted_ids(folder: Path) -> set[str]:
 
 def keep_deleted(folder: Path, ids: Iterable[str]) -> None:
     """Write the ids that stay deleted. The caller holds the lock of the index."""
-    text = json.dumps(sorted(set(ids)))
-    write_whole(folder / DELETED, lambda path: path.write_text(text, encoding="ascii"), durable=True)
+    write_json(folder / DELETED, sorted(set(ids)), durable=True)

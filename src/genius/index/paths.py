@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from genius.errors import GeniusError
-from genius.files import read_json, write_whole
+from genius.files import read_json, write_json
 
 ABOUT = "genius.json"
 LEDGER = "ledger.jsonl"
@@ -182,7 +182,7 @@ def write_origin(folder: Path, owner: str) -> None:
         folder: The new folder.
         owner: The id of the index that it is made from.
     """
-    write_whole(folder / ORIGIN, lambda path: path.write_text(f'{{"id": "{owner}"}}\n', encoding="ascii"), durable=True)
+    write_json(folder / ORIGIN, {"id": owner}, durable=True)
 
 
 def origin_of(folder: Path) -> str | None:

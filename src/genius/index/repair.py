@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems, counted
-from genius.files import rename, sync_directory, sync_tree
+from genius.files import rename, sync_tree
 from genius.index import cache, learned
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
@@ -39,6 +39,7 @@ from genius.index.folder import (
     make_folder,
     open_store,
     read_about,
+    sync_name,
     write_about,
 )
 from genius.index.ledger import VECTORS, Ledger, LedgerState, file_sum
@@ -188,10 +189,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         rename(temporary, target)
     except OSError as error:
         raise GeniusError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
-    try:
-        sync_directory(target.parent)
-    except OSError as error:
-        raise GeniusError(f"{target} is made, but a power cut may undo it: {error.strerror or error}") from None
+    sync_name(target, f"{target} is made")
     return Copied(source, target, reader.version, state.items)
 
 

@@ -161,6 +161,8 @@ class Store:
     def state(self) -> LedgerState:
         """What the ledger says; some microseconds where nothing is new."""
         state = self.ledger.read()
+        if state is None and not self.folder.exists():
+            raise Vanished(f"cannot open the index {self.folder}: it is gone, or is being replaced")
         if state is None:
             raise Damaged(f"{self.folder} is damaged: {LEDGER} is missing; genius repair {self.folder}")
         return state

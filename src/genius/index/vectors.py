@@ -6,7 +6,6 @@ is the unit sum. Knows models and arrays; nothing of tables or searches.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from safetensors.numpy import save
 from genius.config import to_dict
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.files import write_whole
+from genius.files import write_json, write_whole
 from genius.model.config import CONFIG, FORMAT, SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.graphs import WEIGHTS
 from genius.model.query_bank import QueryBank
@@ -78,8 +77,7 @@ def write_model(directory: Path, width: int, seed: int = 0) -> None:
     write_whole(directory / WEIGHTS, lambda path: path.write_bytes(stored))
     write_digests(directory, [WEIGHTS])
     neutral_queries(width).save(directory)
-    body = json.dumps({"format": FORMAT, "model": to_dict(config)}, indent=2) + "\n"
-    write_whole(directory / CONFIG, lambda path: path.write_text(body, encoding="utf-8"))
+    write_json(directory / CONFIG, {"format": FORMAT, "model": to_dict(config)}, indent=2)
 
 
 def _config(width: int) -> GeniusConfig:
