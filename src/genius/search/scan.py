@@ -46,7 +46,8 @@ FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 BLOCK = 16_384  # vectors that are compared together
 CALIBRATION_QUERIES = 100  # items, and queries of the bank of each modality, that are searched for once the codes are there
-CALIBRATION_RECALL = 0.99  # of the ten nearest others of items, and items of queries, that must be among the candidates
+CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
+CALIBRATION_RECALL_OF_QUERIES = 0.97  # of the ten nearest items of queries: they lie farther from items than items do
 FEWEST_QUERIES = 30  # of a bank and one modality that say something about others
 CALIBRATION_EFFORTS = (1.0, 2.0, 4.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
@@ -155,7 +156,7 @@ def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Float
         if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
             continue
         enough = effort
-        if all(own.recall(cells, effort) >= CALIBRATION_RECALL for own in of_queries):
+        if all(own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES for own in of_queries):
             return effort
     return enough
 
