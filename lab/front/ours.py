@@ -27,7 +27,30 @@ class Genius(Algorithm):
     """The default search with the target given: codes in memory, fp16 vectors that may lie on disk."""
 
     settings = grid(
-        rerank=(100, 150, 200, 250, 300, 400, 500, 600, 800, 1000, 1200, 1400, 1700, 2000, 2400, 2800, 3400, 4000, 5600, 8000)
+        rerank=(
+            100,
+            150,
+            200,
+            250,
+            300,
+            400,
+            500,
+            600,
+            800,
+            1000,
+            1200,
+            1400,
+            1700,
+            2000,
+            2400,
+            2800,
+            3400,
+            4000,
+            4800,
+            5600,
+            6400,
+            8000,
+        )
     )
     memory_of = "packed codes, rows, cells and transforms"
 

@@ -178,6 +178,7 @@ def test_an_invalid_file_is_one_clear_line(tmp_path: Path, body: object) -> None
 
 
 def test_a_saved_model_keeps_no_instructions_of_the_one_before(tmp_path: Path) -> None:
+    fake_encoder.register()
     model = fake_encoder.fake_model()
     model.instructions = KnownInstructions(TEMPLATES)
     model.save_pretrained(tmp_path)
