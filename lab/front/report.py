@@ -279,7 +279,7 @@ def gpu() -> list[str]:
             measured.setdefault(part, {}).update(body.get(part, {}))
     former = json.loads((ROOT / "lab" / "results" / "former_search" / "gpu.json").read_text(encoding="utf-8"))
     kernels = json.loads((ROOT / "lab" / "results" / "speed" / "engine_gpu.json").read_text(encoding="utf-8"))
-    commits = ", ".join(body["commit"] or "not recorded (beams)" for body in bodies)
+    commits = ", ".join(body["commit"] for body in bodies)
     head = "queries per second, batches of 512 | of 32 | of 64 | ms, single query |"
     out = [
         "## On a GPU",
