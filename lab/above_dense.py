@@ -443,6 +443,20 @@ def bundled(args: argparse.Namespace) -> None:
         results.note("existence", existence(bench, bank, model, ("unseen",)))
 
 
+def described(command: str, run: Run, changes: dict[str, Any], device: str) -> dict[str, Any]:
+    """What a result says of its run."""
+    return {
+        "command": command,
+        "commit": os.environ.get("GENIUS_COMMIT", "") or current_commit(),
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "threads": torch.get_num_threads(),
+        "benchmark": run.benchmark,
+        "seed": run.config.seed,
+        "changes": changes,
+    }
+
+
 def train(args: argparse.Namespace) -> None:
     """One training and its lines; a part that fails does not stop the others."""
     changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
@@ -450,17 +464,7 @@ def train(args: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         device = "cuda"
     run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device, args.products)
-    about = {
-        "command": "python -m lab.above_dense train",
-        "commit": os.environ.get("GENIUS_COMMIT", "") or current_commit(),
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "threads": torch.get_num_threads(),
-        "benchmark": args.benchmark,
-        "seed": args.seed,
-        "changes": changes,
-        "products": args.products,
-    }
+    about = described("python -m lab.above_dense train", run, changes, device) | {"products": args.products}
     name = f"{args.benchmark}-{args.seed}"
     results = Results(args.out / f"above-dense-{name}.json", about)
     start = time.monotonic()

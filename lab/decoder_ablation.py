@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,8 +53,7 @@ from genius.train.holdout import Split
 from genius.train.loop import Stage, finish, run_stage
 from genius.train.prepare import count_steps, hold_out, settle_sizes
 from genius.train.quantizer import QuantizerStage
-from lab import current_commit
-from lab.above_dense import Results, Run
+from lab.above_dense import Results, Run, described
 from lab.item_bias import Bench, Part, compact
 from lab.tables import write_between
 
@@ -412,16 +409,7 @@ def measure(args: argparse.Namespace) -> None:
             raise SystemExit(f"no training ended in {args.work}")
         time.sleep(WAIT)
     run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device)
-    about = {
-        "command": "python -m lab.decoder_ablation run",
-        "commit": os.environ.get("GENIUS_COMMIT", "") or current_commit(),
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "threads": torch.get_num_threads(),
-        "benchmark": args.benchmark,
-        "seed": args.seed,
-        "changes": changes,
-    }
+    about = described("python -m lab.decoder_ablation run", run, changes, device)
     results = Results(args.out / f"decoder-{args.benchmark}-{args.seed}.json", about)
     trainings = Trainings(run)
     stage = trainings.recipe()

@@ -5,51 +5,18 @@ Knows a model and a feature set; nothing of methods or tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from genius.data.features import FeatureSet
-from genius.model.generator import Generator
+from genius.evaluate.generative import prefix_survival
 from genius.model.genius import Genius
 from genius.search import CodeTrie
-from genius.search.beam import BeamStep, beam_search
-
-Ints = npt.NDArray[np.int64]
-
-
-def prefix_survival(
-    generator: Generator, trie: CodeTrie, z: Tensor, positives: Sequence[Ints], beams: int
-) -> npt.NDArray[np.float64]:
-    """(M,) share of queries with the prefix of some positive among their beams after each level.
-
-    Args:
-        generator: The decoder.
-        trie: IDs of the pool.
-        z: (Q, D) queries.
-        positives: For each query the IDs (n, M) of its positives.
-        beams: Of each query.
-    """
-    kept = np.zeros((len(z), trie.levels))
-
-    def record(step: BeamStep) -> None:
-        after = step.after
-        for query, codes in zip(after.queries.tolist(), after.codes.cpu().numpy(), strict=True):
-            prefixes = positives[query][:, : after.level]
-            same = (codes[:, None] == prefixes[None]).all(2)  # (beams, positives)
-            kept[query, after.level - 1] = same.any()
-
-    beam_search(generator, trie, z, beams, on_step=record)
-    shares: npt.NDArray[np.float64] = kept.mean(axis=0)
-    return shares
 
 
 @torch.no_grad()
 def survival(model: Genius, test: FeatureSet, beams: int, sample: int) -> list[float]:
-    """The same of a model over the whole pool of a test set, as the mean over tasks.
+    """(M,) share of queries with a positive's prefix among their beams, over the whole pool, as the mean over tasks.
 
     Args:
         model: The model.
