@@ -45,12 +45,13 @@ async function loadInfo() {
 
 async function draw() {
   const turn = ++turns;
+  const address = location.hash; // what is drawn: it may change before its event arrives
   const results = $("results");
   results.setAttribute("aria-busy", "true");
   await drawState(state.read(), turn);
   if (turn !== turns) return; // a newer address is being drawn
   results.setAttribute("aria-busy", "false");
-  results.dataset.shown = location.hash;
+  results.dataset.shown = address;
 }
 
 async function drawState(current, turn) {
