@@ -13,18 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MASK = "___"
-_CONCRETE = {
-    5,
-    6,
-    8,
-    13,
-    15,
-    17,
-    18,
-    19,
-    20,
-    27,
-}  # animal artifact body food place object person phenomenon plant substance
+_CONCRETE = {  # animal artifact body food place object person phenomenon plant substance
+    5, 6, 8, 13, 15, 17, 18, 19, 20, 27,
+}  # fmt: skip
 _POS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 _B64 = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
 _STOP = frozenset([

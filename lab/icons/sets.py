@@ -174,23 +174,10 @@ STYLE_NAMES = {
     "light": "", "24": "", "32": "", "16": "", "o": "", "flat": "flat", "duotone": "duotone", "bold-duotone": "duotone",
 }  # fmt: skip
 # In these sets the unmarked style is the filled one.
-FILLED_BY_DEFAULT = frozenset(
-    {
-        "mdi",
-        "material-symbols",
-        "fa7-solid",
-        "ion",
-        "healthicons",
-        "game-icons",
-        "icon-park-solid",
-        "majesticons",
-        "jam",
-        "maki",
-        "temaki",
-        "bi-fill",
-        "flat-color-icons",
-    }
-)
+FILLED_BY_DEFAULT = frozenset({
+    "mdi", "material-symbols", "fa7-solid", "ion", "healthicons", "game-icons", "icon-park-solid", "majesticons", "jam", "maki",
+    "temaki", "bi-fill", "flat-color-icons",
+})  # fmt: skip
 # Sets that are one style of a family throughout.
 SET_STYLE = {"icon-park": "color", "fluent-color": "color", "streamline-color": "color", "glyphs-poly": "color",
              "emojione-monotone": "mono", "fluent-emoji-high-contrast": "mono"}  # fmt: skip
