@@ -41,7 +41,7 @@ def pictures(data: bytes) -> None:
 def drawings(data: bytes) -> None:
     """Any bytes as a drawing: cleaning must never let a reference through; now and then it is drawn, too."""
     from genius.errors import GeniusError
-    from genius.pictures.svg import _Failed, _render, clean_svg
+    from genius.pictures.svg import _render, clean_svg
 
     try:
         clean = clean_svg(data)
@@ -52,7 +52,7 @@ def drawings(data: bytes) -> None:
     for name, value in re.findall(r"<(?:\w+:)?(image|feImage)\s[^>]*?(?<=\s)(?:\w+:)?href=\"([^\"]*)\"", clean):
         assert value.lstrip().startswith(("#", "data:")), (name, value)
     if len(data) % 16 == 0:
-        with contextlib.suppress(_Failed):
+        with contextlib.suppress(GeniusError):
             _render(data, 64, 15.0)
 
 

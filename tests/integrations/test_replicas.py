@@ -78,7 +78,9 @@ def test_no_search_fails_while_a_replica_is_killed(tmp_path: Path) -> None:
             address = json.loads(replica.stdout.readline())["url"].removeprefix("http://")
             config = config.replace(f"replica-{number}:8000", address)
         file = tmp_path / "nginx.conf"
-        file.write_text(f"pid {tmp_path}/pid;\nerror_log {tmp_path}/errors;\n{config}".replace("http {", "http {\n access_log off;"))
+        file.write_text(
+            f"pid {tmp_path}/pid;\nerror_log {tmp_path}/errors;\n{config}".replace("http {", "http {\n access_log off;")
+        )
         stack.enter_context(running(*shlex.split(f"nginx -p {tmp_path} -c {file} -g 'daemon off;'")))
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False))
         body = {"vector": [0.9, 0.1, 0.0], "target": "any", "k": 1}

@@ -83,7 +83,7 @@ def test_the_check_notices(spoil: str) -> None:
     elif spoil == "no such volume":
         group["template"]["spec"]["volumes"].pop()
     else:
-        group["maxReplicas"] = 1
+        group["minReplicas"] = group["maxReplicas"] + 1
     with pytest.raises(AssertionError):
         check_manifest(body)
 

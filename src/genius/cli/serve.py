@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ def serve(
             "query_log": query_log and str(query_log),
         },
     )
-    known = Keys.load(keys)
+    known = Keys(keys, os.environ)
     check_exposure(settings, known)
     check_tls(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
@@ -160,7 +161,7 @@ def _open_app(
         if settings.query_log:
             index.query_log = QueryLog(settings.query_log, index.about.fingerprint).add
         opened[name] = index
-    return create_app(opened, settings, Keys.load(keys))
+    return create_app(opened, settings, Keys(keys, os.environ))
 
 
 def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:

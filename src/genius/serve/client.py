@@ -168,12 +168,29 @@ class GeniusClient:
         Raises:
             ServerError: The server's one line, with its status.
         """
-        query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        options = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
-        order = {"order_by": order_by, "descending": descending or None}
-        vector_options = {"vector": vector, "mode": mode, "words_weight": words_weight}
-        learned = {"item_bias": item_bias, "min_probability": min_probability}
-        body = _query_body(image, minus, minus_like=minus_like, **query, **options, **order, **vector_options, **learned)
+        body = _query_body(
+            image,
+            minus,
+            text=text,
+            like=like,
+            instruction=instruction,
+            target=target,
+            modality=modality,
+            k=k,
+            where=where,
+            min_score=min_score,
+            beams=beams,
+            rerank=rerank,
+            diverse=diverse or None,
+            minus_like=minus_like,
+            order_by=order_by,
+            descending=descending or None,
+            vector=vector,
+            mode=mode,
+            words_weight=words_weight,
+            item_bias=item_bias,
+            min_probability=min_probability,
+        )
         return self._call(SearchResponse, "POST", f"{self._base}/search", body)
 
     def search_many(self, queries: Sequence[str | Mapping[str, Any]], **options: Any) -> list[SearchResult]:
@@ -197,37 +214,17 @@ class GeniusClient:
             results += self._call(SearchBatchResponse, "POST", f"{self._base}/search/batch", part).results
         return results
 
-    def explain(
-        self,
-        text: str | None = None,
-        image: ImageInput | None = None,
-        *,
-        like: str | None = None,
-        instruction: str | None = None,
-        target: AnyTarget | None = None,
-        modality: TargetName | None = None,
-        k: int = 3,
-        where: str | None = None,
-        minus: ContentInput | None = None,
-        minus_like: str | None = None,
-    ) -> ExplainResponse:
+    def explain(self, text: str | None = None, image: ImageInput | None = None, *, k: int = 3, **options: Any) -> ExplainResponse:
         """How the results of a query come about: the codes generated, their log-probabilities, and what is below them.
 
         Args:
             text: Query text.
             image: Query image.
-            like: Id of an indexed item to use as the query.
-            instruction: What kind of result is wanted, in words.
-            target: Modality to return.
-            modality: Exactly this modality, in place of `target`.
-            k: Number of hits that are explained.
-            where: SQL filter over metadata.
-            minus: Text or image to steer away from.
-            minus_like: Id of an indexed item to steer away from.
+            k: Number of hits that are explained, at most ten.
+            options: More arguments of `search`, such as `like`, `target`, `where` and `minus`.
         """
-        query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        fields = _query_body(image, minus, minus_like=minus_like, **query, k=k, where=where)
-        return self._call(ExplainResponse, "POST", f"{self._base}/explain", fields)
+        body = _query_body(image, text=text, k=k, **options)
+        return self._call(ExplainResponse, "POST", f"{self._base}/explain", body)
 
     # -- items -------------------------------------------------------------------------------------------------
 
