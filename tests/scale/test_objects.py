@@ -18,6 +18,7 @@ from genius.index.check import check
 from genius.index.ingest import ingest
 from genius.scale.objects import CLAIMS, Place, fetch_index, fetch_sources, publish
 
+
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     with object_store.running():
