@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
+from lab import ROOT
 from lab.pages import wrap_prose
 
-ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "lab" / "results", ROOT / "docs" / "results" / "accuracy.md"
 NAMES = {
     "dense": "dense, exhaustive",
@@ -92,58 +91,6 @@ def stages(line: dict[str, Any]) -> list[str]:
     nats = " ".join(f"{found[f'code{i}_nats']:.2f}" for i in range(levels))
     right = " ".join(f"{100 * found[f'code{i}_right']:.0f}" for i in range(levels))
     return [f"Decoder on held-out queries, code by code: cross-entropy {nats} nats; accuracy {right} %.", ""]
-
-
-def mix(line: dict[str, Any]) -> list[str]:
-    weights = line["weights"]
-    out = [
-        f"Weights of standardised scores: similarity {weights['dense']:.2f}, log-probability {weights['log p']:.2f}, fitted on "
-        f"{line['learned_on']:,} held-out queries.",
-        "",
-        "| task | similarity | log-probability | both | gain (95 %) |",
-        "|---|---:|---:|---:|---|",
-    ]
-    for task, found in line.items():
-        if isinstance(found, dict) and "gain" in found:
-            gain, low, high = (100 * value for value in found["gain"])
-            hits = " | ".join(f"{100 * found[name]:.1f}" for name in ("dense", "log p", "mix"))
-            out.append(f"| {task} | {hits} | {gain:+.1f} ({low:+.1f} to {high:+.1f}) |")
-    return [*out, ""]
-
-
-def confidence(body: dict[str, Any]) -> list[str]:
-    figures = body["figures"]
-    out = [
-        "## Probabilities",
-        "",
-        f"`{body['model']}`, {body['questions']:,} queries ({body['data'].replace('questions', 'queries')}) over "
-        f"{body['candidates']:,} candidates; half to fit, half to test; {body['date']}.",
-        "",
-        "| scores | first hit is a positive: AUROC | calibration error | a positive exists: AUROC |",
-        "|---|---:|---:|---:|",
-    ]
-    for name in ("embeddings", "codes"):
-        row = (figures[f"{name}_{key}"] for key in ("hit_auroc", "hit_calibration_error", "answerable_auroc"))
-        out.append(f"| {name} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
-    return [
-        *out,
-        "",
-        "The probability of a hit is calibrated. Whether a positive exists at all is hardly predictable here: for most queries the",
-        "positive is not the first hit, and thousands of drawings of related concepts are as similar. `doubtful` is rarely set.",
-        "",
-    ]
-
-
-def trials(bodies: list[dict[str, Any]]) -> list[str]:
-    out = ["## Decoder trials", "", *folded("Trials of the head, the training inputs and the penalty"), ""]
-    for body in bodies:
-        out += [f"**{body['title']}.** {body['settings']} {body['device']}, {body['date']}.", ""]
-        out += ["| decoder | " + " | ".join(body["columns"]) + " |", "|---|" + "---|" * len(body["columns"])]
-        for row in body["rows"]:
-            cells = ("" if pair is None else f"{pair[0]:.3f} / {pair[1]:.3f}" for pair in row["shares"])
-            out.append(f"| {row['decoder']} | " + " | ".join(cells) + " |")
-        out.append("")
-    return [*out, "</details>", ""]
 
 
 def seeds(body: dict[str, Any], name: str) -> list[str]:
@@ -240,12 +187,6 @@ def page() -> str:
         if ("all items", "given") in by:
             given = by["all items", "given"]
             out += ["### Target modality given to both", "", about(body, given), "", *table(given, current), ""]
-        if ("learned mix", "given") in by:
-            out += [
-                "Does log-probability add anything to similarity then? Among the 50 most similar items of the target modality:",
-                "",
-                *mix(by["learned mix", "given"]),
-            ]
     body = read("bundled")
     out += [
         "## The bundled model",
@@ -257,8 +198,8 @@ def page() -> str:
         *table(body["lines"][0], "commit" in body),
         "",
         *stages(body["lines"][0]),
-        *confidence(read("confidence")),
-        *trials(json.loads((RESULTS / "decoder_trials.json").read_text(encoding="utf-8"))),
+        "## What trials showed",
+        "",
         (RESULTS / "notes.md").read_text(encoding="utf-8").rstrip(),
         "",
     ]
