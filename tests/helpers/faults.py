@@ -485,45 +485,36 @@ class Injector:
         fake_model().save_pretrained(saved)
         self.model = Genius.from_pretrained(saved)
         self.library = ctypes.CDLL(os.environ[SHIM])
-        self.bases: dict[tuple[str, str], Path] = {}
+        self.made: dict[tuple[Step, ...], Path] = {}
         self.calls: dict[tuple[str, str, str], list[int]] = {}
         self.known: dict[tuple[str, str], tuple[Contents | None, Contents, Contents | None]] = {}
         self.work = self.folder / "work"
         self.library.fault_root(str(self.work).encode())
 
-    def prepare(self, name: str, state: str) -> None:
-        """Make the folder that an operation starts from, and look at what it is before and after."""
-        if (name, state) in self.bases:
+    def prepare(self, name: str, state: str, group: str) -> None:
+        """Look at what an operation starts from, what it leaves without a fault, and which calls of a group it makes."""
+        if (name, state, group) in self.calls:
             return
         operation = OPERATIONS[name]
         if operation.model is own_model and not FITS:
             fit_in_advance(self.work)
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir()
-        for step in operation.states[state]:  # at the place where it is used: some paths are absolute
-            _, ended = in_child(lambda step=step: void(step(self.work, self.model)), 300)  # type: ignore[misc]
-            if ended != 0:
-                raise RuntimeError(f"cannot set up {name}, {state}: {ended}")
-        place = self.folder / f"base-{len(self.bases)}"
-        shutil.copytree(self.work, place)
-        self.bases[name, state] = place
+        self._fresh(name, state)
         source = target = None
         if not operation.broken:
             source, _ = in_child(lambda: self._contents(operation, "x.genius"))
-            target, _ = in_child(lambda: self._contents(operation, operation.target))
+            target = source
+            if operation.target != "x.genius":
+                target, _ = in_child(lambda: self._contents(operation, operation.target))
         self._fresh(name, state)
-        done, ended = in_child(lambda: self._run(name, state, 0, 1, COUNT))
+        done, ended = in_child(lambda: self._run(name, state, GROUPS[group], 1, COUNT))
         if ended != 0 or done is None or done["state"] is None or done["error"] or done["bare"] or done["trouble"]:
             raise RuntimeError(f"{name}, {state} fails without a fault: {done}")
         self.known[name, state] = target, done["state"], source
+        self.calls[name, state, group] = done["ways"]
 
     def ways(self, name: str, state: str, group: str) -> list[list[str]]:
         """The calls of a group that an operation makes, in order, and how each can fail."""
-        self.prepare(name, state)
-        if (name, state, group) not in self.calls:
-            self._fresh(name, state)
-            result, _ = in_child(lambda: self._run(name, state, GROUPS[group], 1, COUNT))
-            self.calls[name, state, group] = result["ways"]
+        self.prepare(name, state, group)
         possible = []
         for flags in self.calls[name, state, group]:
             how = ["eio once", "eio for good", "kill"]
@@ -537,8 +528,19 @@ class Injector:
         return possible
 
     def _fresh(self, name: str, state: str) -> None:
+        """Put what an operation starts from into the working folder. States are made once: several operations share one."""
+        steps = OPERATIONS[name].states[state]
         shutil.rmtree(self.work, ignore_errors=True)
-        shutil.copytree(self.bases[name, state], self.work)
+        if steps in self.made:
+            shutil.copytree(self.made[steps], self.work)
+            return
+        self.work.mkdir()
+        for step in steps:  # at the place where it is used: some paths are absolute
+            _, ended = in_child(lambda step=step: void(step(self.work, self.model)), 300)  # type: ignore[misc]
+            if ended != 0:
+                raise RuntimeError(f"cannot set up {name}, {state}: {ended}")
+        self.made[steps] = self.folder / f"base-{len(self.made)}"
+        shutil.copytree(self.work, self.made[steps])
 
     def _contents(self, operation: Operation, target: str) -> Contents | None:
         path = self.work / target
@@ -620,7 +622,7 @@ class Injector:
         Returns:
             Whether it failed (threads may make another number of calls this time), and what is wrong, or None.
         """
-        self.prepare(name, state)
+        self.prepare(name, state, group)
         self._fresh(name, state)
         result, ended = in_child(lambda: self._run(name, state, GROUPS[group], n, HOW[how]))
         if ended is None:
