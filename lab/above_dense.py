@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from genius.encoders.towers import Heads
-from genius.model.bias_choice import known_code_shares, limits, shrink
+from genius.model.bias_choice import shrink
 from genius.model.confidence import auroc, fit
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
@@ -150,7 +150,7 @@ class Measurement:
             drawn, _ = self.bench.bank(size)
             items = self.bench.items[rows]
             modality = self.bench.modality[rows]
-            bank = shrink(drawn, items, modality, limits(self.bank), known_code_shares(self.bank))
+            bank = shrink(drawn, items, modality, self.bank)
             hits = self.bench.hits(self.engine(rows, bank), rows, FLAT)
             search = f"learned from {size:,} queries per task, no labels"
             about: dict[str, Any] = {"candidates": "unseen", "items": len(rows), "queries_in_bank": len(bank)}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from genius.config import to_dict
 from genius.encoders.towers import Heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose
+from genius.model.bias_choice import JudgedQueries, choose
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, SearchEngine, SearchParams
@@ -233,7 +233,7 @@ class Bench:
     def trained_bank(self) -> tuple[QueryBank, QueryBank]:
         """A bank as `genius train` would keep it, without and with what is chosen for its item bias."""
         bank, held_out = self.bank(PER_DIRECTION)
-        crossed = (bank_subset(bank, ~held_out), self.held_out.judged())
+        crossed = (bank.subset(~held_out), self.held_out.judged())
         judged = self.validation.judged()
         return bank, choose(bank, judged, self.items, self.modality, further=[crossed], shown=self.shown)
 
