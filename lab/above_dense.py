@@ -184,7 +184,7 @@ class Measurement:
         start = time.process_time()
         self.bench.trained_bank()
         seconds = round(time.process_time() - start, 1)
-        cost = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(self.bank)}
+        cost: dict[str, Any] = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(self.bank)}
         cost["processor_seconds_of_choosing"] = seconds
         self.results.note("cost", cost | search_cost(self.bench.test, engine))
 

@@ -214,7 +214,7 @@ class Decoders:
         config = settle_sizes(run.config, run.data.train, self.runtime)
         self.config = count_steps(config, len(self.parts.train.visits()), self.runtime)
         self.second = QuantizerStage(
-            self.parts.train, self.parts.validation, config.model, config.quantizer, config.seed, run.device
+            self.parts.train, self.parts.validation, config.model, config.quantizer, config.seed, self.runtime.device
         )
         folder = run.work / "training"
         again = partial(run_stage, self.second, config.quantizer, self.runtime, folder / self.second.name)

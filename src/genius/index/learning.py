@@ -326,8 +326,8 @@ def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
         bank.code_shares[query, target] = known.code_share(query, target)
-    z, modality, target = (np.concatenate([getattr(part, name) for part in parts]) for name in ("z", "modality", "target"))
-    return replace(bank, z=z, modality=modality, target=target)
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("z", "modality", "target")}
+    return replace(bank, **arrays)
 
 
 # -- collecting --------------------------------------------------------------------------------------------------
