@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import typer
 
-import lab.uniir  # noqa: F401 - its encoders register themselves
 from lab.icons.build import icons
 from lab.mbeir.check import check_mbeir
 from lab.mbeir.shapes import shapes

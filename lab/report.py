@@ -98,58 +98,6 @@ def stages(line: dict[str, Any]) -> list[str]:
     return [f"Decoder on held-out queries, code by code: cross-entropy {nats} nats; accuracy {right} %.", ""]
 
 
-def mix(line: dict[str, Any]) -> list[str]:
-    weights = line["weights"]
-    out = [
-        f"Weights of standardised scores: similarity {weights['dense']:.2f}, log-probability {weights['log p']:.2f}, fitted on "
-        f"{line['learned_on']:,} held-out queries.",
-        "",
-        "| task | similarity | log-probability | both | gain (95 %) |",
-        "|---|---:|---:|---:|---|",
-    ]
-    for task, found in line.items():
-        if isinstance(found, dict) and "gain" in found:
-            gain, low, high = (100 * value for value in found["gain"])
-            hits = " | ".join(f"{100 * found[name]:.1f}" for name in ("dense", "log p", "mix"))
-            out.append(f"| {task} | {hits} | {gain:+.1f} ({low:+.1f} to {high:+.1f}) |")
-    return [*out, ""]
-
-
-def confidence(body: dict[str, Any]) -> list[str]:
-    figures = body["figures"]
-    out = [
-        "## Probabilities",
-        "",
-        f"`{body['model']}`, {body['questions']:,} queries ({body['data'].replace('questions', 'queries')}) over "
-        f"{body['candidates']:,} candidates; half to fit, half to test; {body['date']}.",
-        "",
-        "| scores | first hit is a positive: AUROC | calibration error | a positive exists: AUROC |",
-        "|---|---:|---:|---:|",
-    ]
-    for name in ("embeddings", "codes"):
-        row = (figures[f"{name}_{key}"] for key in ("hit_auroc", "hit_calibration_error", "answerable_auroc"))
-        out.append(f"| {name} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
-    return [
-        *out,
-        "",
-        "The probability of a hit is calibrated. Whether a positive exists at all is hardly predictable here: for most queries the",
-        "positive is not the first hit, and thousands of drawings of related concepts are as similar. `doubtful` is rarely set.",
-        "",
-    ]
-
-
-def trials(bodies: list[dict[str, Any]]) -> list[str]:
-    out = ["## Decoder trials", "", *folded("Trials of the head, the training inputs and the penalty"), ""]
-    for body in bodies:
-        out += [f"**{body['title']}.** {body['settings']} {body['device']}, {body['date']}.", ""]
-        out += ["| decoder | " + " | ".join(body["columns"]) + " |", "|---|" + "---|" * len(body["columns"])]
-        for row in body["rows"]:
-            cells = ("" if pair is None else f"{pair[0]:.3f} / {pair[1]:.3f}" for pair in row["shares"])
-            out.append(f"| {row['decoder']} | " + " | ".join(cells) + " |")
-        out.append("")
-    return [*out, "</details>", ""]
-
-
 def seeds(body: dict[str, Any], name: str) -> list[str]:
     """Share of dense search of every training, mean / worst task, and the 95 % interval of the mean (Student's t)."""
     lines = [line for line in body["lines"] if line["name"] == name and line["target"] == "unknown"]
@@ -245,12 +193,6 @@ def page() -> str:
         if ("all items", "given") in by:
             given = by["all items", "given"]
             out += ["### Target modality given to both", "", about(body, given), "", *table(given, current), ""]
-        if ("learned mix", "given") in by:
-            out += [
-                "Does log-probability add anything to similarity then? Among the 50 most similar items of the target modality:",
-                "",
-                *mix(by["learned mix", "given"]),
-            ]
     body = read("bundled")
     out += [
         "## The bundled model",
@@ -262,8 +204,8 @@ def page() -> str:
         *table(body["lines"][0], "commit" in body),
         "",
         *stages(body["lines"][0]),
-        *confidence(read("confidence")),
-        *trials(json.loads((RESULTS / "decoder_trials.json").read_text(encoding="utf-8"))),
+        "## What trials showed",
+        "",
         (RESULTS / "notes.md").read_text(encoding="utf-8").rstrip(),
         "",
     ]

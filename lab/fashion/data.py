@@ -170,7 +170,6 @@ class Fashion:
     tasks: Tensor  # (Q,)
     held_out: Tensor  # (Q,) bool: a test query
     pairs: Tensor  # (L, 2) query row, pool row: all positives
-    new_item: Tensor  # (3N,) bool: an item of a test product
 
 
 def load(folder: Path, limit: int | None = None) -> Fashion:
@@ -203,7 +202,5 @@ def load(folder: Path, limit: int | None = None) -> Fashion:
     query_image = torch.where(has[:, None], images[photo.clamp(min=0)], torch.zeros(()))
     queries = Features(query_image, texts[torch.tensor([q[2] for q in kept])], has, torch.ones_like(has))
     pairs = torch.tensor([(i, offset[q[0]] + x) for i, q in enumerate(kept) for x in q[3]])
-    new = torch.zeros(n, dtype=torch.bool)
-    new[torch.tensor([i for i in meta["test"] if i < n], dtype=torch.long)] = True
     tasks, held_out = torch.tensor([q[0] for q in kept]), torch.tensor([bool(q[4]) for q in kept])
-    return Fashion(pool, queries, tasks, held_out, pairs, new.repeat(3))
+    return Fashion(pool, queries, tasks, held_out, pairs)

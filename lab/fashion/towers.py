@@ -27,7 +27,7 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-IMAGE_WIDTH, TEXT_WIDTH = 1280, 384
+IMAGE_WIDTH = 1280
 
 
 def package_file(package: str, pattern: str, folder: Path | None = None) -> Path:
@@ -50,7 +50,6 @@ class EfficientNetLite0:
         self.size = size
         self.stem = self._fold(state, "_conv_stem", "_bn0")
         self.head = self._fold(state, "_conv_head", "_bn1")
-        self.fc = (state["_fc.weight"], state["_fc.bias"])
         self.blocks = []
         index = 0
         for count, kernel, first_stride, expansion, _ in STAGES:
@@ -88,10 +87,6 @@ class EfficientNetLite0:
             y = self._conv(y, project, 1, 1)
             x = x + y if residual else y
         return F.relu6(self._conv(x, self.head, 1, 1)).mean((2, 3))  # (N, 1280)
-
-    @torch.inference_mode()
-    def logits(self, pooled: Tensor) -> Tensor:
-        return F.linear(pooled, *self.fc)
 
 
 def square(picture: Image.Image, size: int) -> np.ndarray:

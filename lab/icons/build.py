@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from genius.cli.common import command, emit
+from genius.cli.common import command
 from genius.errors import GeniusError
 from lab.icons.concepts import drop_copies, select
 from lab.icons.gather import gather
@@ -22,20 +22,15 @@ from lab.icons.write import write_bench
 def icons(
     out: Annotated[Path, typer.Argument(help="Folder to write the benchmark into (M-BEIR layout).")],
     sources: Annotated[Path | None, typer.Option(help="Folder of fetched packages; OUT/sources by default.")] = None,
-    size: Annotated[int, typer.Option(help="Width and height of the pictures in pixels.")] = 96,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON and nothing else.")] = False,
 ) -> None:
     """Build the icon benchmark: eight retrieval tasks from icon sets and dictionaries, fetched by name."""
-    stats = build_icons(out, gather(sources or out / "sources"), size)
-    if as_json:
-        emit(stats)
-        return
+    stats = build_icons(out, gather(sources or out / "sources"))
     pool = sum(stats["candidates"].values())
     typer.echo(
         f"{stats['images']} drawings of {stats['concepts']} concepts by {stats['families']} hands; {pool} candidates in {out}"
     )
-    for name, counts in stats["queries"].items():
-        typer.echo(f"  {name}: {counts['total']} questions")
+    for name, count in stats["queries"].items():
+        typer.echo(f"  {name}: {count} queries")
 
 
 def build_icons(out: Path, material: Material, size: int = 96, workers: int = 2) -> dict[str, Any]:
@@ -48,10 +43,8 @@ def build_icons(out: Path, material: Material, size: int = 96, workers: int = 2)
         workers: Processes that draw.
 
     Raises:
-        GeniusError: If the size or the folder is no such thing, or the material holds no usable icon.
+        GeniusError: If the folder is a file, or the material holds no usable icon.
     """
-    if not 16 <= size <= 1024:
-        raise GeniusError(f"the picture size must be between 16 and 1024 pixels, not {size}")
     if out.exists() and not out.is_dir():
         raise GeniusError(f"{out} is a file: give a folder to write the benchmark into")
     chosen = select(material)

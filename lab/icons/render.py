@@ -1,7 +1,4 @@
-"""Drawing: SVG text -> a square picture on white -> a small PNG; in parallel.
-
-`draw` is the one renderer: whoever re-renders the archive at another size gets the same pictures.
-"""
+"""Drawing: SVG text -> a square picture on white -> a small PNG; in parallel."""
 
 from __future__ import annotations
 

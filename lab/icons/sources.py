@@ -27,15 +27,6 @@ NPM = {  # name -> version, so that the same benchmark comes out next year
     "emojilib": "4.0.3",
     "moby": "1.1.2",
 }
-DEBIAN = (
-    "wordnet-base",
-    "dict-gcide",
-    "papirus-icon-theme",
-    "numix-icon-theme-circle",
-    "breeze-icon-theme",
-    "faenza-icon-theme",
-)
-PYPI = {"fontawesomefree": "fontawesomefree"}  # distribution -> module
 _DEBIAN_LICENCES = {
     "wordnet-base": "WordNet licence",
     "dict-gcide": "GPL-3.0-or-later",
@@ -120,8 +111,8 @@ class Sources:
         return found[0]
 
     def python(self, distribution: str) -> Path:
-        """The folder of an installed Python package."""
-        spec = importlib.util.find_spec(PYPI[distribution])
+        """The folder of an installed Python package whose module has the distribution's name."""
+        spec = importlib.util.find_spec(distribution)
         if spec is None or not spec.submodule_search_locations:
             raise GeniusError(f"the Python package {distribution} is not installed: pip install {distribution}")
         meta = importlib.metadata.metadata(distribution).json

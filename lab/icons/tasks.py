@@ -71,7 +71,6 @@ class Candidate:
 class Question:
     task: int
     split: str
-    kind: str
     text: str | None
     image: str | None
     answers: list[tuple[str | None, str | None]]  # keys of candidates
@@ -216,12 +215,12 @@ def _text_to_image(world: World) -> Iterator[Question]:
             said = _some(said, concept)
         elif concept in world.brands or noisy(concept):
             said = said[:2]
-        for kind, text in said:
-            yield Question(0, split, kind, text, None, _images(world.pool[concept]))
+        for _, text in said:
+            yield Question(0, split, text, None, _images(world.pool[concept]))
     for tag, concepts in sorted(world.tag_index.items()):  # one tag, several things: for training only
         train = [c for c in concepts if world.split[c] == "train"]
         if train and len(concepts) <= 50 and (tag not in world.words or world.split[tag] == "train"):
-            yield Question(0, "train", "tag", tag, None, _images(i for c in train for i in world.pool[c]))
+            yield Question(0, "train", tag, None, _images(i for c in train for i in world.pool[c]))
 
 
 def _some(said: list[tuple[str, str]], concept: str) -> list[tuple[str, str]]:
@@ -251,17 +250,17 @@ def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Ques
         split = world.split_of_gloss(gloss, head)
         if len(texts) > 1 and split != "train":
             continue  # the sense was guessed by overlap: good enough to learn from, not to be judged by
-        yield Question(1, split, "definition", query, None, [bench.candidate(None, gloss)])
+        yield Question(1, split, query, None, [bench.candidate(None, gloss)])
     for concept in sorted(world.words):
         words, split = world.words[concept], world.split[concept]
         if not words.gloss or split != "train":
             continue
         answer = [(None, words.gloss)]
         if words.definition:
-            yield Question(1, split, "definition", words.definition, None, list[tuple[str | None, str | None]](answer))
+            yield Question(1, split, words.definition, None, list[tuple[str | None, str | None]](answer))
         for text in (words.names[0], ", ".join(words.synonyms), ", ".join(words.near[:3])):
             if text:
-                yield Question(1, split, "synonyms", text, None, list[tuple[str | None, str | None]](answer))
+                yield Question(1, split, text, None, list[tuple[str | None, str | None]](answer))
 
 
 def _gives_away(text: str, words: Words) -> bool:
@@ -275,17 +274,17 @@ def _text_to_pair(world: World, pairs: Pairs) -> Iterator[Question]:
         gloss = [(i.path, t) for i, t in pairs[concept] if t == words.gloss]
         described = [(i.path, t) for i, t in pairs[concept] if t != words.gloss]
         if app is not None and described:
-            yield Question(2, split, "summary", app_text(app.summary, app.name), None, list(described))
+            yield Question(2, split, app_text(app.summary, app.name), None, list(described))
             if split == "train":
-                yield Question(2, split, "name", app.name, None, list(described))
+                yield Question(2, split, app.name, None, list(described))
         if not gloss:
             continue
         said = [s for s in dict.fromkeys(_say(world, concept, words)) if s[0] not in {"gloss", "near", "said"}]
         if split != "train":
             said = [s for s in said if s[0] in {"definition", "tags", "synonym"} and not _gives_away(s[1], words)]
             said = _some(said, concept)
-        for kind, text in said:
-            yield Question(2, split, kind, text, None, list(gloss))
+        for _, text in said:
+            yield Question(2, split, text, None, list(gloss))
 
 
 def _asking(world: World, concept: str, train: int, test: int) -> list[Icon]:
@@ -310,30 +309,24 @@ def _from_image(world: World, pairs: Pairs) -> Iterator[Question]:
             texts: list[tuple[str | None, str | None]] = [(None, t) for t in _long_texts(world, concept)]
             if app is None:
                 texts += captions
-            yield Question(3, split, "text", None, icon.path, list(texts))
+            yield Question(3, split, None, icon.path, list(texts))
             if app is None:
-                yield Question(
-                    6,
-                    split,
-                    "name",
-                    chance.choice(NAME_QUESTIONS),
-                    icon.path,
-                    list[tuple[str | None, str | None]](captions),
-                )
+                names = list[tuple[str | None, str | None]](captions)
+                yield Question(6, split, chance.choice(NAME_QUESTIONS), icon.path, names)
             if words.gloss:
-                yield Question(6, split, "gloss", chance.choice(GLOSS_QUESTIONS), icon.path, [(None, words.gloss)])
+                yield Question(6, split, chance.choice(GLOSS_QUESTIONS), icon.path, [(None, words.gloss)])
             if app is not None:
                 text = app_text(app.description, app.name)
-                yield Question(6, split, "app", chance.choice(APP_QUESTIONS), icon.path, [(None, text)])
+                yield Question(6, split, chance.choice(APP_QUESTIONS), icon.path, [(None, text)])
             if split != "train" and not world.held[concept]:
                 continue  # a pair must be found from another hand's drawing
             others = [(i.path, t) for i, t in pairs.get(concept, []) if i.family != icon.family]
             gloss = [o for o in others if o[1] == words.gloss]
             if gloss:
-                yield Question(8, split, "gloss", chance.choice(ENTRY_QUESTIONS), icon.path, list(gloss))
+                yield Question(8, split, chance.choice(ENTRY_QUESTIONS), icon.path, list(gloss))
             if app is not None and len(others) > len(gloss):
                 described = [o for o in others if o[1] != words.gloss]
-                yield Question(8, split, "app", chance.choice(APP_ENTRY_QUESTIONS), icon.path, list(described))
+                yield Question(8, split, chance.choice(APP_ENTRY_QUESTIONS), icon.path, list(described))
 
 
 def _image_to_image(world: World, concept: str) -> Iterator[Question]:
@@ -345,7 +338,7 @@ def _image_to_image(world: World, concept: str) -> Iterator[Question]:
         thumb = world.renders[icon.path].thumb.astype(np.int16)
         if split != "train" and any(_copy(thumb, world.renders[i.path].thumb) for i in others):
             continue  # a near-copy under another name would be a gift
-        yield Question(4, split, icon.kind, None, icon.path, _images(others))
+        yield Question(4, split, None, icon.path, _images(others))
 
 
 def _copy(a: np.ndarray, b: np.ndarray) -> bool:
@@ -364,4 +357,4 @@ def _edits(world: World) -> Iterator[Question]:
         ):
             continue  # style changes are many and alike: in the test, meaning comes first
         for text in wording(edit, 2 if split == "train" and edit.kind == "semantic" else 1):
-            yield Question(7, split, edit.kind, text, edit.source.path, _images(edit.answers))
+            yield Question(7, split, text, edit.source.path, _images(edit.answers))

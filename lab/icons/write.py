@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import lzma
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,6 @@ def write_bench(out: Path, bench: Bench, world: World, material: Material, kept:
         table.append("\t".join((query, wanted, "Icons", str(DATASET_ID), *INSTRUCTIONS[task])))
     _lines(out / "instructions/query_instructions.tsv", table)
     _lines(out / "meta.jsonl", (json.dumps(_meta(i, world)) for i in kept))
-    _archive(out / "svg.jsonl.xz", kept)
     _lines(out / "SOURCES.json", [json.dumps(material.provenance, indent=1)])
     stats: dict[str, Any] = {
         "size": size,
@@ -99,16 +97,14 @@ def write_bench(out: Path, bench: Bench, world: World, material: Material, kept:
         "families": len({i.family for i in kept}),
         "candidates": {m: len(rows[m]) for m in ("image", "text", "image,text")},
         "queries": counts,
-        "svg_archive_bytes": (out / "svg.jsonl.xz").stat().st_size,
     }
     _lines(out / "stats.json", [json.dumps(stats, indent=1)])
     return stats
 
 
-def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | None], str]) -> dict[str, Any]:
+def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | None], str]) -> dict[str, int]:
+    """Writes queries and positives, and returns the number of queries by task and split."""
     files: dict[tuple[int, str], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    kinds: dict[str, Counter[str]] = defaultdict(Counter)
-    kind_rows: list[str] = []
     for n, q in enumerate(bench.questions, start=1):
         qid = f"{DATASET_ID}:{n}"
         answers = [ids[a] for a in q.answers]
@@ -129,15 +125,12 @@ def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | 
             )
         )
         qrels.extend(f"{qid} 0 {did} 1 {q.task}" for did in answers)
-        kinds[f"task{q.task}/{q.split}"][q.kind] += 1
-        kind_rows.append(json.dumps({"qid": qid, "kind": q.kind}))
     for task in TASKS:
         for split in SPLITS:
             query_rows, qrels = files[task, split]
             _lines(out / f"query/{split}/mbeir_icons_task{task}_{split}.jsonl", query_rows)
             _lines(out / f"qrels/{split}/mbeir_icons_task{task}_{split}_qrels.txt", qrels)
-    _lines(out / "kinds.jsonl", kind_rows)
-    return {name: {"total": sum(c.values()), **dict(sorted(c.items()))} for name, c in sorted(kinds.items())}
+    return {f"task{task}/{split}": len(query_rows) for (task, split), (query_rows, _) in sorted(files.items())}
 
 
 def _meta(icon: Icon, world: World) -> dict[str, Any]:
@@ -154,12 +147,6 @@ def _meta(icon: Icon, world: World) -> dict[str, Any]:
         "names": words.names[:4],
         "tags": words.tags[:12],
     }
-
-
-def _archive(path: Path, kept: list[Icon]) -> None:
-    with lzma.open(path, "wt", encoding="utf-8", preset=6) as file:
-        for icon in kept:  # grouped by set: neighbours look alike and pack well
-            file.write(json.dumps({"img_path": icon.path, "svg": icon.svg}, ensure_ascii=False) + "\n")
 
 
 def _lines(path: Path, lines: Iterable[str]) -> None:

@@ -35,7 +35,7 @@ def reproduce_experiment(
     ] = "",
     dense: Annotated[
         list[str] | None,
-        typer.Option(help="A dense row by another encoder: --dense BLIP-FF=uniir:blip_ff_large.pth (or its features)."),
+        typer.Option(help="A dense row by another encoder: --dense BLIP-FF=features/blip-ff (features, or an encoder)."),
     ] = None,
     items: Annotated[
         Path | None, typer.Option(help="Cards of codes on features: a JSONL of the candidates' id, image and text.")

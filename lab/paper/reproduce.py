@@ -148,7 +148,7 @@ def _methods(
         body += f"\n\nNot run, for want of training data (--train): {', '.join(experiment.baselines)}."
     absent = [row for row in paper.TABLES.get(name, {}) if row in ENCODERS and row not in request.dense]
     if absent:
-        body += f"\n\nNot run, for want of their encoders (--dense NAME=uniir:FILE.pth): {', '.join(absent)}."
+        body += f"\n\nNot run, for want of their encoders (--dense NAME=FEATURES): {', '.join(absent)}."
     results = evaluation.to_json()["results"]
     if experiment.single and request.train:
         block, more = _single(name, experiment, request, model, data, tasks, evaluation, say)

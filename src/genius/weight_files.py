@@ -32,7 +32,7 @@ from genius.weight_arrays import SCALE, check_header
 BROKEN = (SafetensorError, RuntimeError, MemoryError)  # what a broken file raises
 SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
-"""CLIP, BLIP and BERT have one attention head per 64 channels. A state dict does not say."""
+"""CLIP has one attention head per 64 channels. A state dict does not say."""
 
 M = TypeVar("M")
 SLACK_NUMBERS = 1 << 20  # for masks, positions and the like, which are in no file

@@ -105,12 +105,3 @@ def test_broken_images_stop_or_are_dropped_as_asked(tmp_path: Path) -> None:
     assert result is not None and len(result.pool) == 19 and victim.id not in result.pool_ids
     assert victim.id in (tmp_path / "b" / "problems.txt").read_text()
     assert all(len(rows) == 19 for rows in result.pools.values())
-
-
-def test_missing_images_fail_before_anything_is_encoded(tmp_path: Path) -> None:
-    root = write_synthetic_mbeir(tmp_path / "data", rows=("nights_task4",), candidates=20)
-    Path(str(next(item for item in MBeir(root).pool()).image)).unlink()
-    encoder = Counting()
-    with pytest.raises(GeniusError, match="1 candidates' images are missing"):
-        extract(encoder, MBeir(root), tmp_path / "f", SMALL)
-    assert encoder.pictures == 0

@@ -20,7 +20,7 @@ from fake_encoder import fake_model
 from genius import GeniusError, Index, Item
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch", "lancedb", "genius.index", "processes", "crash"])
+context.set_forkserver_preload(["torch", "lancedb", "genius.index", "processes"])
 
 
 def start(function: Callable[..., Any], *args: Any) -> tuple[multiprocessing.context.ForkServerProcess, Connection]:

@@ -11,18 +11,11 @@ from typing import Any
 
 import processes
 import pytest
-from crash import kill_and_check
 
 from genius import Genius, GeniusError, Index, Item
 from genius.index.commit import table_folder
 from genius.index.folder import WriteLock
 from genius.index.store import Store
-
-
-def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    findings = kill_and_check(tmp_path, kills=8, seed=7, longest=0.8)
-    assert findings.problems == []
-    assert findings.kills == 8 and findings.acknowledged > 0
 
 
 def test_a_full_disk_is_one_clear_line_and_loses_nothing(model: Genius, tmp_path: Path) -> None:

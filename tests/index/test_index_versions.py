@@ -210,18 +210,6 @@ def test_crashed_cache_builds_are_swept_up(index: Index, model: Genius, monkeypa
     assert [p.name for p in (index.path / "cache").iterdir()] == [str(index.version)]
 
 
-def test_without_room_for_a_cache_the_index_still_opens(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genius.index.opened, "CACHE_FROM", 1)
-    index.add(texts(0, 10))
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cache, "_write", full)
-    opened = Index(index.path, model)
-    assert len(everything(opened)) == 10 and not list((index.path / "cache").iterdir())
-
-
 def test_many_small_commits_are_tidied_up(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(genius.index.writing, "COMPACT_EVERY", 8)
     monkeypatch.setattr(genius.index.writing, "COMPACT_AT", 4)

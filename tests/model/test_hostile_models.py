@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
+import hostile_models
 import pytest
 import torch
+from hostile_archives import FOUR, PAYLOADS, Case, archive, number, op, state, tensor, torchscript, word
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
-import hostile_models
-from hostile_archives import FOUR, PAYLOADS, Case, archive, number, op, state, tensor, torchscript, word
 
 from genius.cli import app
 from genius.errors import GeniusError

@@ -4,11 +4,9 @@ that answers when it is let."""
 from __future__ import annotations
 
 import io
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +16,6 @@ from genius import GeniusError, Item, Modality, Query
 from genius.index import Hit, Hits
 from genius.search import SearchRequest
 from genius.serve.auth import ApiKey, Keys
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")

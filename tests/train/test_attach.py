@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
+import fake_encoder
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -22,9 +22,6 @@ from genius.train import train
 from genius.train.config import read_train_config
 from genius.train.sources import attach_encoder, join_heads
 from lab.mbeir.shapes import write_synthetic_mbeir
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-import fake_encoder
 
 SHORT: dict[str, Any] = {
     "model.width": 32, "model.level_sizes": [3, 8, 8], "encoder.train": "none", "quantizer.steps": 2, "quantizer.batch": 16,

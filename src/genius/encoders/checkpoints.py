@@ -4,19 +4,15 @@ Both are OpenAI's CLIP layout (`openai_clip`) and give a `ClipEncoder`. A UniIR 
 tokenizer: it is searched next to the file, then on a hub. A tokenizer without the model's special token is passed over, because
 its ids would mean other words. open_clip models with towers of timm or a language model, or with another pooling, are refused.
 
-UniIR's other models, the paper's baselines, are read by `lab.uniir`, which registers itself (`register_uniir`).
+UniIR's other models, the paper's baselines CLIP-FF, BLIP-SF and BLIP-FF, are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from genius.encoders.base import Encoder
 from genius.encoders.inputs import CLIP_MEAN, CLIP_STD, Pixels
 from genius.encoders.openai_clip import clip_from_openai
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
@@ -39,23 +35,11 @@ OTHER_WAYS = {
 }
 
 
-UniirReader = Callable[[dict[str, Tensor], Path], Encoder | None]
-"""Tensors of a UniIR checkpoint and its path -> an encoder; None if the tensors are of another model."""
-
-_uniir_readers: list[UniirReader] = []
-
-
-def register_uniir(reader: UniirReader) -> UniirReader:
-    """Let `uniir:` read more models than CLIP-SF."""
-    _uniir_readers.append(reader)
-    return reader
-
-
 class UniirCheckpoint:
     """`uniir:FILE`. Not an encoder itself: `load` returns the one in the file."""
 
     @staticmethod
-    def load(directory: Path, spec: dict[str, Any]) -> Encoder:
+    def load(directory: Path, spec: dict[str, Any]) -> ClipEncoder:
         """Read the checkpoint at `directory`: a file, or a folder with exactly one `.pth`."""
         path = Path(directory)
         if path.is_dir():
@@ -64,59 +48,28 @@ class UniirCheckpoint:
                 raise GeniusError(f"{path} holds {len(files)} .pth files; name the UniIR checkpoint itself")
             path = files[0]
         state = {name.removeprefix("clip_model."): tensor for name, tensor in read_checkpoint(path).items()}
-        for reader in _uniir_readers:
-            encoder = reader(state, path)
-            if encoder is not None:
-                return encoder
         if any(name.startswith(("visual_encoder.", "t5_layers.")) for name in state):
-            raise GeniusError(
-                f"{path} holds UniIR's BLIP or CLIP-FF, a baseline of the paper: python -m lab.uniir reads it, from a clone"
-            )
+            raise GeniusError(f"{path} holds UniIR's BLIP or CLIP-FF, a baseline of the paper; of UniIR's models CLIP-SF is read")
         model = clip_from_openai(state, str(path))
         return ClipEncoder(model, clip_tokenizer(path.parent), Pixels(size=model.config.vision_config.image_size))
 
 
 def clip_tokenizer(folder: Path) -> Any:
     """OpenAI's: `tokenizer.json`, or `vocab.json` with `merges.txt`, in the folder or in its `clip` or `tokenizer`."""
-    special = {"bos_token": "<|startoftext|>", "eos_token": END, "pad_token": END, "unk_token": END}
-    readers = {"tokenizer.json": fast_tokenizer(special), "vocab.json": _by_class("CLIPTokenizer")}
-    return find_tokenizer(folder, "clip", readers, END, CLIP_HUB)
-
-
-def find_tokenizer(folder: Path, name: str, readers: dict[str, Callable[[Path], Any]], token: str, hub: str) -> Any:
-    """The tokenizer of a checkpoint.
-
-    Args:
-        folder: Where the checkpoint lies; searched with its subfolders `name` and `tokenizer`.
-        name: Of the subfolder for this model's tokenizer.
-        readers: File name -> how it is read.
-        token: A special token of the model; a tokenizer without it is passed over.
-        hub: Where to fetch it if none is found.
-    """
-    for path, read in _candidates(folder, name, readers):
-        try:
-            if token in _words(path):
-                return read(path)
-        except Exception as error:  # the library raises bare Exceptions
-            raise GeniusError(f"cannot read the tokenizer {path}: {said(error)}") from None
-    try:
-        return import_transformers().AutoTokenizer.from_pretrained(hub, trust_remote_code=False)
-    except (OSError, ValueError):
-        files = " or ".join(readers)
-        raise GeniusError(f"the checkpoint needs the tokenizer of {hub}: put its {files} next to it, in {folder}") from None
-
-
-def _candidates(
-    folder: Path, name: str, readers: dict[str, Callable[[Path], Any]]
-) -> Iterator[tuple[Path, Callable[[Path], Any]]]:
-    for place in (folder / name, folder / "tokenizer", folder):
-        for file, read in readers.items():
-            if not (place / file).is_file():
+    for place in (folder / "clip", folder / "tokenizer", folder):
+        for path in (place / "tokenizer.json", place / "vocab.json"):
+            if not path.is_file():
                 continue
-            whole = (place / "tokenizer_config.json").is_file()  # a folder of transformers: it says all by itself
-            if whole:
-                read = _by_class("AutoTokenizer")
-            yield place / file, read
+            try:
+                if END in _words(path):
+                    return _read_tokenizer(path)
+            except Exception as error:  # the library raises bare Exceptions
+                raise GeniusError(f"cannot read the tokenizer {path}: {said(error)}") from None
+    try:
+        return import_transformers().AutoTokenizer.from_pretrained(CLIP_HUB, trust_remote_code=False)
+    except (OSError, ValueError):
+        files = "tokenizer.json or vocab.json"
+        raise GeniusError(f"the checkpoint needs the tokenizer of {CLIP_HUB}: put its {files} next to it, in {folder}") from None
 
 
 def _words(path: Path) -> set[str]:
@@ -125,20 +78,17 @@ def _words(path: Path) -> set[str]:
         from tokenizers import Tokenizer
 
         return set(Tokenizer.from_file(str(path)).get_vocab())
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        return set(json.loads(text))
-    return set(text.splitlines())
+    return set(json.loads(path.read_text(encoding="utf-8")))
 
 
-def fast_tokenizer(special: dict[str, str]) -> Callable[[Path], Any]:
-    """A reader of `tokenizer.json` that sets these special tokens."""
-    return lambda path: import_transformers().PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
-
-
-def _by_class(name: str) -> Callable[[Path], Any]:
-    return lambda path: getattr(import_transformers(), name).from_pretrained(
-        path.parent, local_files_only=True, trust_remote_code=False
+def _read_tokenizer(path: Path) -> Any:
+    transformers = import_transformers()
+    if (path.parent / "tokenizer_config.json").is_file():  # a folder of transformers: it says all by itself
+        return transformers.AutoTokenizer.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
+    if path.name == "vocab.json":
+        return transformers.CLIPTokenizer.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(path), bos_token="<|startoftext|>", eos_token=END, pad_token=END, unk_token=END
     )
 
 
