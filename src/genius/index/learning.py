@@ -326,8 +326,12 @@ def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
         bank.code_shares[query, target] = known.code_share(query, target)
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("z", "modality", "target")}
-    return replace(bank, **arrays)
+    return replace(
+        bank,
+        z=np.concatenate([part.z for part in parts]),
+        modality=np.concatenate([part.modality for part in parts]),
+        target=np.concatenate([part.target for part in parts]),
+    )
 
 
 # -- collecting --------------------------------------------------------------------------------------------------
