@@ -46,8 +46,8 @@ test: setup browser lint  ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve
 	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve
 
-test-ray: setup  ## indexing, training and serving on Ray, and S3: tests that the suite skips without the extra
-	$(PIP) -e '.[ray-test]'
+test-ray: setup  ## indexing and training on Ray: tests that the suite skips without the extra
+	$(PIP) -e '.[ray]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale 'tests/site/test_tutorials.py::test_a_tutorial_runs_from_top_to_bottom[scale]'
 
 test-gpu: setup  ## what only a CUDA device can show; fails where there is none

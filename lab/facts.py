@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from lab import ROOT
+
 PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
 MARKS = re.compile(r"(<!-- facts -->\n).*?(<!-- /facts -->)", re.DOTALL)
 OURS = {

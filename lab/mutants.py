@@ -90,8 +90,7 @@ MUTANTS = (
     ),
     Mutant(
         "M12", "a weaker second entry of a key lowers its scope", "serve/auth.py",
-        "return max(matching, key=lambda key: len(key.scopes), default=None)",
-        "return (matching or [None])[-1]",
+        'if role == "write" or digest not in keys:', "if True:",
         ("serve/test_auth.py::test_a_key_that_is_listed_twice_has_its_stronger_role",),
     ),
     Mutant(

@@ -18,7 +18,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from lab import ROOT
+
 DIST = ROOT / "dist"
 REQUIRED = (  # in the wheel
     "genius/py.typed",

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
+from lab import ROOT
 from lab.pages import wrap_prose
 
-ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "lab" / "results", ROOT / "docs" / "results" / "accuracy.md"
 NAMES = {
     "dense": "dense, exhaustive",

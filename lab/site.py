@@ -18,7 +18,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-ROOT = Path(__file__).parents[1]
+from lab import ROOT
+
 OUT = ROOT / "build" / "site"
 REDIRECT = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html"><title>GENIUS</title>'

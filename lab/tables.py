@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from lab import ROOT
+
 RESULTS, DOCS = ROOT / "lab" / "results", ROOT / "docs"
 SCREENS = {
     "start": "start",

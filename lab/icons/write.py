@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,6 +90,7 @@ def write_bench(out: Path, bench: Bench, world: World, material: Material, kept:
         table.append("\t".join((query, wanted, "Icons", str(DATASET_ID), *INSTRUCTIONS[task])))
     _lines(out / "instructions/query_instructions.tsv", table)
     _lines(out / "meta.jsonl", (json.dumps(_meta(i, world)) for i in kept))
+    _archive(out / "svg.jsonl.xz", kept)
     _lines(out / "SOURCES.json", [json.dumps(material.provenance, indent=1)])
     stats: dict[str, Any] = {
         "size": size,
@@ -147,6 +149,13 @@ def _meta(icon: Icon, world: World) -> dict[str, Any]:
         "names": words.names[:4],
         "tags": words.tags[:12],
     }
+
+
+def _archive(path: Path, kept: list[Icon]) -> None:
+    """Every drawing as SVG, for the programs that train the encoder of `bundled:mini` (docs/model-card-mini.md)."""
+    with lzma.open(path, "wt", encoding="utf-8", preset=6) as file:
+        for icon in kept:  # grouped by set: neighbours look alike and pack well
+            file.write(json.dumps({"img_path": icon.path, "svg": icon.svg}, ensure_ascii=False) + "\n")
 
 
 def _lines(path: Path, lines: Iterable[str]) -> None:

@@ -5,7 +5,7 @@
   Packing what `unpack` returned changes nothing, so a model keeps its fingerprint.
 - `build` makes a module from an untrusted config while counting the numbers it allocates, and stops once they exceed the
   weights. Initial values are zeros, which cost little; the file's weights replace them.
-- `load_exactly` refuses missing and unknown tensors: a tower with one random layer would still return vectors.
+- `check_fit` refuses missing and unknown tensors: a tower with one random layer would still return vectors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,26 +79,6 @@ def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str,
     return out
 
 
-def load_exactly(module: nn.Module, state: Mapping[str, Tensor], where: str, what: str) -> None:
-    """Copy `state` into `module`; names and shapes must agree exactly.
-
-    Raises:
-        GeniusError: With the first tensor that is missing, unknown or of another shape.
-    """
-    expected = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("position_ids")}
-    missing = [name for name in expected if name not in state]
-    unknown = [name for name in state if name not in expected]
-    if missing or unknown:
-        raise GeniusError(
-            f"{where} is not {what}: {len(missing)} tensors missing, {len(unknown)} unknown (first: {(missing + unknown)[0]})"
-        )
-    wrong = [name for name, tensor in expected.items() if tensor.shape != state[name].shape]
-    if wrong:
-        sizes = f"{tuple(state[wrong[0]].shape)} instead of {tuple(expected[wrong[0]].shape)}"
-        raise GeniusError(f"{where} is not {what}: {len(wrong)} tensors have another shape (first: {wrong[0]}, {sizes})")
-    module.load_state_dict(dict(state), strict=False)
-
-
 @contextmanager
 def reading_sizes(where: str, what: str) -> Iterator[None]:
     """Turn errors of reading sizes from untrusted tensors into a `GeniusError` of one line."""
@@ -110,13 +90,6 @@ def reading_sizes(where: str, what: str) -> Iterator[None]:
         raise GeniusError(f"{where} is not {what}: tensor {error} is missing") from None
     except (ValueError, IndexError, TypeError, ArithmeticError, RuntimeError):
         raise GeniusError(f"{where} is not {what}: a tensor has another number of dimensions, or none") from None
-
-
-def refuse_unknown(unknown: Iterable[str], where: str, what: str) -> None:
-    """Raise an error if there are tensors that the published model does not have."""
-    names = list(unknown)
-    if names:
-        raise GeniusError(f"{where} is not {what}: {len(names)} tensors unknown (first: {names[0]})")
 
 
 def depth(state: Mapping[str, Tensor], pattern: str) -> int:

@@ -69,12 +69,6 @@ def test_usage_errors_are_one_line_that_names_the_help(arguments: tuple[str, ...
     assert out.stderr.rstrip().endswith("--help)")
 
 
-def test_old_option_names_still_work(tmp_path: Path) -> None:
-    out = CliRunner().invoke(app, ["search", str(tmp_path / "no.genius"), "a", "--negative", "b"])
-    assert out.stderr == f"genius: no index at {tmp_path / 'no.genius'}\n"
-    assert "--negative" not in CliRunner().invoke(app, ["search", "--help"]).stdout
-
-
 def test_every_command_stands_in_a_panel() -> None:
     assert "Other" not in genius("--help").stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -70,9 +69,3 @@ def test_help_leaves_space_for_descriptions_at_80_columns(name: str) -> None:
     assert line.index("Show this message") <= 42, "a long type or a --no-option takes the space"
     examples = [line.rstrip() for line in shown.splitlines() if line.strip().startswith("genius ")]
     assert all(len(line) < 80 for line in examples), "an example is wrapped"
-
-
-def test_old_options_that_name_a_default_are_accepted(tmp_path: Path) -> None:
-    for option in ("--captions", "--no-prune", "--no-outside"):
-        result = CliRunner().invoke(app, ["index", str(tmp_path / "none"), option])
-        assert "no such file or folder" in result.output + result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,9 @@ def test_identical_pictures_are_kept_once_and_join_their_names(built: Path) -> N
     assert ("one", THINGS[0]) in names
     assert not (built / "img/two/twin.png").exists()
     assert not any(name == "blank" for _, name in names), "an empty drawing is no drawing"
-    drawn = {str(path.relative_to(built)) for path in (built / "img").rglob("*.png")}
-    assert drawn == {r["img_path"] for r in rows(built / "meta.jsonl")}
+    with lzma.open(built / "svg.jsonl.xz", "rt") as file:
+        archive = [json.loads(line) for line in file]
+    assert {a["img_path"] for a in archive} == {r["img_path"] for r in rows(built / "meta.jsonl")}
 
 
 def test_every_drawing_of_the_concept_is_an_answer_and_the_question_is_not_in_the_pool(built: Path) -> None:

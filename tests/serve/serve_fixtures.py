@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from genius import GeniusError, Item, Modality, Query
 from genius.index import Hit, Hits
 from genius.search import SearchRequest
-from genius.serve.auth import ApiKey, Keys
+from genius.serve.auth import ENVIRONMENT, Caller, Keys
 
 COLOURS = {"red": "#d3362b", "blue": "#2b5fd3", "green": "#2b9a4a", "yellow": "#e6b422", "purple": "#7d3cc2", "orange": "#e8791e"}
 SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
@@ -23,13 +23,13 @@ SHAPES = ("circle", "square", "triangle", "bar", "cross", "ring")
 
 def keys_of(*pairs: tuple[str, str]) -> Keys:
     """Keys from (role, key) pairs."""
-    return Keys(ApiKey.parse(role, key, "test") for role, key in pairs)
+    return Keys(environ={ENVIRONMENT: ",".join(f"{role}:{key}" for role, key in pairs)})
 
 
-def scopes(keys: Keys, presented: str | None) -> tuple[str, ...]:
+def scopes(keys: Keys, presented: str) -> tuple[str, ...]:
     """What a presented key may do."""
     key = keys.find(presented)
-    return () if key is None else key.scopes
+    return () if key is None else Caller(key.name, key.role, "").scopes
 
 
 def draw(shape: str, colour: str, size: int = 96, background: str = "white") -> Image.Image:

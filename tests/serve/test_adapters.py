@@ -1,4 +1,4 @@
-"""The ways in for other programs: an async client, tools for assistants, a LangChain retriever."""
+"""The ways in for other programs: tools for assistants, a LangChain retriever."""
 
 from __future__ import annotations
 
@@ -20,24 +20,6 @@ LAUNCHER = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import fake_encoder; fake_encoder.register(); "
     "from genius.cli import main; main()"
 )
-
-
-def test_the_async_client_does_what_the_client_does(start_server: Callable[..., object]) -> None:
-    from genius.serve.client import AsyncGeniusClient, GeniusClient
-
-    url = start_server(items=30).url  # type: ignore[attr-defined]
-
-    async def ask() -> list[list[str]]:
-        async with AsyncGeniusClient(url) as client:
-            answers = await asyncio.gather(*(client.search(f"a {colour} circle", k=3) for colour in ("red", "blue", "green")))
-            assert (await client.explain("a red circle", k=1)).answers
-            return [[hit.id for hit in answer.hits] for answer in answers]
-
-    with GeniusClient(url) as client:
-        expected = [[hit.id for hit in client.search(f"a {colour} circle", k=3).hits] for colour in ("red", "blue", "green")]
-    assert asyncio.run(ask()) == expected
-    methods = {name for name in vars(GeniusClient) if not name.startswith("_")}
-    assert methods <= set(vars(AsyncGeniusClient)), "a method of the client is missing"
 
 
 def test_an_assistant_can_search_show_and_explain(make_index: Callable[..., Index]) -> None:
@@ -104,10 +86,11 @@ def test_an_assistant_starts_the_command_and_asks_it(
 
 def test_langchain_gets_documents(make_index: Callable[..., Index]) -> None:
     pytest.importorskip("langchain_core")
-    from genius.integrations.langchain import GeniusRetriever
+    from genius.integrations.langchain import GeniusVectorStore
 
     index = make_index()
-    found = GeniusRetriever(index=index, k=3, target="text", where="colour = 'red'").invoke("a red circle on white paper")
+    given = {"k": 3, "target": "text", "filter": "colour = 'red'"}
+    found = GeniusVectorStore(index).as_retriever(search_kwargs=given).invoke("a red circle on white paper")
     hits = index.search("a red circle on white paper", target="text", k=3, where="colour = 'red'")
     assert [one.id for one in found] == [hit.id for hit in hits] and found[0].page_content == hits[0].item.text
-    assert found[0].metadata["colour"] == "red" and found[0].metadata["score"] == hits[0].score
+    assert found[0].metadata["colour"] == "red"

@@ -47,9 +47,10 @@ def by_mcp(index: Index, **given: Any) -> list[str]:
 
 def by_langchain(index: Index, text: str, **given: Any) -> list[str]:
     pytest.importorskip("langchain_core")
-    from genius.integrations.langchain import GeniusRetriever
+    from genius.integrations.langchain import GeniusVectorStore
 
-    return [document.id for document in GeniusRetriever(index=index, k=K, **given).invoke(text)]
+    retriever = GeniusVectorStore(index).as_retriever(search_kwargs={"k": K, "target": None, **given})
+    return [document.id for document in retriever.invoke(text)]
 
 
 @pytest.mark.parametrize("target", [None, "any", "text"])

@@ -68,6 +68,14 @@ def settled(page: Any) -> None:
     until(page, "document.querySelector('#results').dataset.shown === location.hash")
 
 
+def follow(page: Any, selector: str) -> None:
+    """Click what leads to another address, and wait until that is shown: a browser may follow a link after the click is over."""
+    before = page.evaluate("location.hash")
+    page.click(selector)
+    until(page, "before => location.hash !== before", before)
+    settled(page)
+
+
 def stop_the_clock(page: Any) -> None:
     """From here on time passes in the page when a test says so: what is shown for some seconds stays."""
     page.clock.install()
@@ -139,7 +147,7 @@ def test_text_search_shows_a_grid_with_scores(open_page: Callable[..., Any]) -> 
 def test_kind_and_number_of_answers(open_page: Callable[..., Any]) -> None:
     page = open_page()
     search(page, "green square")
-    page.click("label:has-text('Texts')")
+    follow(page, "label:has-text('Texts')")
     assert len(cards(page)) == 24
     kinds = page.eval_on_selector_all(".kind", "(all) => [...new Set(all.map((kind) => kind.textContent))]")
     assert set(kinds) <= {"text", "image + text"} and kinds  # whatever has a text
@@ -160,7 +168,7 @@ def test_image_search_by_drop_then_composed_with_words(open_page: Callable[..., 
     alone = cards(page)
     composed = search(page, "but a red square")  # the picture stays
     assert page.is_visible("#chosen") and composed != alone
-    page.click("#chosen-remove")
+    follow(page, "#chosen-remove")
     assert cards(page) != composed and page.is_hidden("#chosen")
     page.go_back()  # history holds the picture
     assert cards(page) == composed and page.is_visible("#chosen")
@@ -194,10 +202,7 @@ def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
     until(page, "location.hash.includes('pic=')")
     assert cards(page)[0] == "ring/purple.png" and page.input_value("#where") == "colour = 'purple'"
     page.click("#chosen-remove")
-    page.fill("#text", "a circle")
-    page.press("#text", "Enter")
-    until(page, "location.hash.includes('q=')")
-    found = cards(page)
+    found = search(page, "a circle")  # at once: the page without the image is still on its way
     assert len(found) == 18 and all("purple" in name for name in found)
     assert "within the filter" in page.inner_text("#status")
 
@@ -210,7 +215,7 @@ def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) 
     panel = page.inner_text("#detail")
     assert "red circle" in panel and "circle-red-pair" in panel and "colour" in panel
     assert page.eval_on_selector("#detail .picture", "(image) => image.decode().then(() => image.naturalWidth)") > 0
-    page.click("#more-like")
+    follow(page, "#more-like")
     alike = cards(page)
     assert "circle-red-pair" not in alike and page.is_hidden("#detail")
     until(page, "document.querySelector('#chosen-name').textContent === 'like “red circle”'")
@@ -218,6 +223,7 @@ def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) 
     page.wait_for_selector("#but")
     page.fill("#but", "yellow")
     page.press("#but", "Enter")
+    until(page, "new URLSearchParams(location.hash.slice(1)).get('q') === 'yellow'")
     assert cards(page) != alike and page.input_value("#text") == "yellow"
 
 
@@ -228,7 +234,7 @@ def test_less_like_this_and_back(open_page: Callable[..., Any]) -> None:
     with page.expect_request("**/v1/search") as sent:
         page.click("#less-like")
     assert sent.value.post_data_json["minus_like"] == "circle-red-pair" and cards(page) != before
-    page.click("text=Not like circle-red-pair")
+    follow(page, "text=Not like circle-red-pair")
     assert cards(page) == before
 
 
@@ -237,21 +243,18 @@ def test_walking_the_codes(open_page: Callable[..., Any]) -> None:
     settled(page)
     steps = page.locator("#detail .path li a")
     assert steps.count() == 4 and "image" in steps.first.inner_text() and "36" in steps.first.inner_text()
-    steps.first.click()
-    settled(page)
+    follow(page, "#detail .path li a >> nth=0")
     assert page.inner_text("#codes-title") == "36 items below this prefix"
     counts = [int(many.inner_text()) for many in page.query_selector_all(".tile .many")]
     assert sum(counts) == 36 and counts == sorted(counts, reverse=True) and len(cards(page)) == 36
-    page.click(".tile >> nth=0")
-    settled(page)
+    follow(page, ".tile >> nth=0")
     assert page.inner_text("#codes-title").startswith(f"{counts[0]} item")
     assert len(page.query_selector_all(".crumbs li")) == 3
     page.click(".card >> nth=0")  # an item here opens beside the codes
     page.wait_for_selector("#detail .path")
     page.keyboard.press("Escape")
     page.wait_for_selector("#detail", state="hidden")
-    page.click(".crumbs a >> nth=0")
-    settled(page)
+    follow(page, ".crumbs a >> nth=0")
     assert page.locator(".tile").count() == 3
 
 
@@ -450,8 +453,7 @@ def test_why_these_answers(open_page: Callable[..., Any]) -> None:
     lit = page.eval_on_selector_all(".why-card.on", "(all) => all.map((card) => card.dataset.prefix)")
     below = [one for one in lit if len(one) > len(prefix)]
     assert prefix in lit and all(one.startswith(f"{prefix}-") or prefix.startswith(one) for one in lit) and below
-    page.click(".why-path a >> nth=0")  # the tree is walked on among the codes
-    settled(page)
+    follow(page, ".why-path a >> nth=0")  # the tree is walked on among the codes
     assert f"codes={prefix}" in page.url and "below this prefix" in page.inner_text("#codes-title")
 
 
@@ -464,11 +466,9 @@ def test_a_map_of_the_collection(open_page: Callable[..., Any]) -> None:
     )
     assert [name.split(" · ")[1] for name, _ in sizes] == ["36", "36", "36"]
     assert max(size for _, size in sizes) < 1.1 * min(size for _, size in sizes)  # as large as what lives there
-    page.click(".area >> nth=0")
-    settled(page)
+    follow(page, ".area >> nth=0")
     assert "under" in page.inner_text("#results .hint >> nth=0")
-    page.click(".map-tab >> text=Plane")
-    settled(page)
+    follow(page, ".map-tab >> text=Plane")
     assert page.get_attribute(".plane", "data-items") == "108" and "principal components" in page.inner_text("#results")
     until(page, "document.querySelectorAll('.dot').length > 0")
     before = page.locator(".dot").count()
@@ -518,14 +518,12 @@ def test_a_search_from_the_map_marks_its_answers_there(open_page: Callable[..., 
     until(page, "document.querySelectorAll('.dot.hit').length > 0")
     ranks = page.eval_on_selector_all(".dot.hit", "(all) => all.map((dot) => Number(dot.textContent.match(/\\d+$/)[0]))")
     assert 1 in ranks and len(set(ranks)) == len(ranks)  # the best is never hidden by another
-    page.click(".map-tab >> text=Areas")
-    settled(page)
+    follow(page, ".map-tab >> text=Areas")
     assert 0 < page.locator(".area.hit").count() < page.locator(".area").count()
-    page.click("text=Show them as a list")
+    follow(page, "text=Show them as a list")
     found = cards(page)
     assert len(found) == 24 and page.input_value("#text") == "red circle"
-    page.click("text=On the map")
-    settled(page)
+    follow(page, "text=On the map")
     assert page.locator(".plane").count() == 1
 
 

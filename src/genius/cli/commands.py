@@ -29,13 +29,6 @@ PANELS: dict[str, tuple[str, ...]] = {
 ALONE: dict[str, tuple[str, ...]] = {"search": ("search",)}
 """Commands that people wait for -> the files that are enough for them."""
 
-RENAMED = {"--negative": "--minus"}
-"""Old option -> its present name. Old names keep working."""
-
-DEFAULTS = {"--captions", "--check", "--item-bias", "--no-outside", "--no-prune", "--no-published"}
-DEFAULTS |= {"--no-skip-broken", "--no-vectors", "--no-versions"}
-"""Old options that name a default. They are accepted and have no effect."""
-
 USAGE_ERROR = 2
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, wherever typer takes click from
 
@@ -77,15 +70,11 @@ class Commands(TyperGroup):
 
 
 def _prepare(arguments: list[str]) -> list[str]:
-    """Replace old option names, and give `--ray` without an address its default, which typer cannot."""
+    """Give `--ray` without an address its default, which typer cannot."""
     out: list[str] = []
-    for position, argument in enumerate(arguments):
-        if argument in DEFAULTS:
-            continue
-        name, equals, value = argument.partition("=")
-        out.append(f"{RENAMED.get(name, name)}{equals}{value}")
-        last = position + 1 == len(arguments)
-        if argument == "--ray" and (last or arguments[position + 1].startswith("-")):
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        out.append(argument)
+        if argument == "--ray" and following.startswith("-"):
             out.append("local")
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from genius.cli.common import command, console, emit
-from genius.cli.index import DeviceOption, IndexArgument, ModelOption, RayOption
+from genius.cli.index import DeviceOption, IndexArgument, ModelOption
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ def serve(
     timeout: float | None = typer.Option(None, help="Timeout of a search in seconds, including the time in the queue."),
     device: DeviceOption = "auto",
     workers: int = typer.Option(1, metavar="N", min=1, max=256, help="Number of processes. They share the memory of the index."),
-    ray: RayOption = None,
-    replicas: str = typer.Option("1", help="With --ray: number of replicas, or minimum and maximum, such as 2:8."),
     log_level: str | None = typer.Option(None, help="Log level: debug, info, warning or error."),
     json_output: bool = typer.Option(False, "--json", help="Print one JSON line with the address once it listens."),
 ) -> None:
@@ -90,7 +89,7 @@ def serve(
             "query_log": query_log and str(query_log),
         },
     )
-    known = Keys.load(keys)
+    known = Keys(keys, os.environ)
     check_exposure(settings, known)
     check_tls(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
@@ -102,11 +101,6 @@ def serve(
             emit({"url": url, **about, "index": shown[0], "collections": list(paths)})
         console.print(f"[bold]{url}[/]  {', '.join(f'{value} {name}' for name, value in about.items())}  (Ctrl-C stops)")
 
-    if ray is not None:
-        if create or model is not None or workers > 1 or len(paths) > 1:
-            raise GeniusError("--ray serves one existing index: leave out --create, --model and --workers")
-        _on_ray(next(iter(paths.values())), settings, keys, ray, replicas, device, json_output)
-        leave(0)
     open_app = functools.partial(_open_app, paths, model, create, device, settings, keys)
     if workers > 1:
         from genius.index.folder import about_of
@@ -167,29 +161,7 @@ def _open_app(
         if settings.query_log:
             index.query_log = QueryLog(settings.query_log, index.about.fingerprint).add
         opened[name] = index
-    return create_app(opened, settings, Keys.load(keys))
-
-
-def _on_ray(
-    index: Path, settings: ServeConfig, keys: Path | None, address: str, replicas: str, device: str | None, json_output: bool
-) -> None:
-    import os
-
-    from genius.index.folder import about_of
-    from genius.scale import load_ray
-    from genius.scale.serving import ReplicaConfig, replica_counts, serve_on_ray
-
-    load_ray()
-    about_of(index)  # refused here rather than by every replica
-    least, most = replica_counts(replicas)
-
-    def listening(url: str) -> None:
-        if json_output:
-            emit({"url": url, "replicas": replicas, "index": str(index)})
-        console.print(f"[bold]{url}[/]  {replicas} replicas on Ray, read-only")
-
-    config = ReplicaConfig(address, least, most, device=device or "cpu")
-    serve_on_ray(index, settings, keys and keys.absolute(), os.environ, config, listening)
+    return create_app(opened, settings, Keys(keys, os.environ))
 
 
 def _settings(file: Path | None, given: dict[str, object]) -> ServeConfig:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genius.encoders.transformers_dual import import_transformers
 from genius.errors import GeniusError
-from genius.weight_files import build, depth, grid_side, heads, load_exactly, reading_sizes, refuse_unknown
+from genius.weight_files import build, check_fit, depth, grid_side, heads, reading_sizes
 
 # OpenAI's name -> transformers' name, inside one transformer block
 BLOCK = {
@@ -54,12 +54,16 @@ def clip_from_openai(
         if any(name.startswith("visual.layer1") for name in state):
             content = "a ResNet CLIP"
         raise GeniusError(f"{where} holds {content}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
-    refuse_unknown((name for name in state if not OPENAI_NAMES.fullmatch(name)), where, "OpenAI's CLIP")
+    unknown = [name for name in state if not OPENAI_NAMES.fullmatch(name)]
+    if unknown:
+        raise GeniusError(f"{where} is not OpenAI's CLIP: {len(unknown)} tensors unknown (first: {unknown[0]})")
     with reading_sizes(where, "a whole CLIP"):
         config = _config(transformers, state, where, activation, attention)
         mapped = _map(state)
-    model = build(lambda: transformers.CLIPModel(config), {name: tensor.shape for name, tensor in mapped.items()}, where)
-    load_exactly(model, mapped, where, "OpenAI's CLIP")
+    shapes = {name: tensor.shape for name, tensor in mapped.items()}
+    model = build(lambda: transformers.CLIPModel(config), shapes, where)
+    check_fit(model, shapes, where)
+    model.load_state_dict(mapped)
     return model
 
 

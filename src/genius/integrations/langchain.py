@@ -1,7 +1,8 @@
-"""An index as a LangChain vector store and retriever. Needs `langchain-core`.
+"""An index as a LangChain vector store. Needs `langchain-core`.
 
     store = GeniusVectorStore.from_texts(["a red bicycle"], embedding, path="notes.genius")
     store.similarity_search("bike", k=1, filter={"price": {"$lt": 50}})
+    store.as_retriever(search_kwargs={"k": 5, "target": "image"})
 
 With `embedding`, vectors are LangChain's and the index has no encoder; without, the index's own model reads texts and images.
 """
@@ -13,18 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
 
 from genius.errors import GeniusError
-from genius.index import Hit, Index
-from genius.index.target import Target
+from genius.index import Index
 from genius.integrations.documents import document_fields, metadata_of, where_of
-from genius.search import SearchRequest
-from genius.types import Item, Query, name_of
+from genius.types import Item, name_of
 
 Filter = str | Mapping[str, Any]
 
@@ -187,33 +184,7 @@ class GeniusVectorStore(VectorStore):  # type: ignore[misc]
 
 
 def _document(item: Item) -> Document:
-    return Document(page_content=item.text or name_of(item) or item.id, metadata=metadata_of(item.metadata), id=item.id)
-
-
-class GeniusRetriever(BaseRetriever):  # type: ignore[misc]
-    """Documents that match a query, best first; images are documents, too."""
-
-    index: Any  # an open `Index`
-    k: int = 10
-    target: str | None = None  # image, text, pair or any; default: images, or texts if the index has no images
-    where: str | None = None  # SQL filter over metadata
-    diverse: bool = False
-
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        assert isinstance(self.index, Index)
-        wanted = Target.parse(self.target)
-        request = SearchRequest(self.k, self.where, diverse=self.diverse, any_modality=wanted.any_modality)
-        found = self.index.search_many([Query(query, target=wanted.modality)], request)[0]
-        return [as_document(hit) for hit in found]
-
-
-def as_document(hit: Hit) -> Document:
-    """A hit as a document whose metadata also has `id`, `score`, `modality` and `image` (the path).
-
-    Args:
-        hit: Of a search.
-    """
-    document = _document(hit.item)
-    about = {"id": hit.id, "score": hit.score, "modality": hit.modality.label, "image": hit.to_dict()["image"]}
-    document.metadata = {**document.metadata, **about}
-    return document
+    metadata = metadata_of(item.metadata)
+    if isinstance(item.image, str | Path):
+        metadata["image"] = str(item.image)
+    return Document(page_content=item.text or name_of(item) or item.id, metadata=metadata, id=item.id)

@@ -15,21 +15,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
+import importlib.util
 import io
+import json
 import os
 import queue
-import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from PIL import Image
 
-from genius.errors import GeniusError, PictureError
+from genius.errors import GeniusError, PictureError, said
 from genius.files import open_regular
 from genius.pictures.tones import to_rgb
 
@@ -39,11 +42,10 @@ PICTURES = ("image", "feImage")  # elements whose reference the renderer would o
 
 MEMORY = 1_000_000_000  # bytes of address space
 STACK = 128_000_000  # of the thread that draws: enough for MAX_DEPTH levels many times over
-REQUEST = struct.Struct(">IIf")  # bytes of the file, side in pixels, seconds it may take; the file follows
-RESPONSE = struct.Struct(">cIII")  # status, sides of the picture, bytes that follow: RGB pixels or an error message
-OK = b"P"
-ERROR = b"E"
-NEEDS_RESVG = "reading SVG needs resvg-py: pip install 'genius-search[svg]'"
+SECONDS = 10.0  # that one drawing may take
+SIDE = 256  # of drawings, in pixels
+PROCESSES = max(1, min(4, os.cpu_count() or 1))
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "VIRTUAL_ENV")  # no secrets
 
 
 def clean_svg(data: bytes) -> str:
@@ -99,10 +101,13 @@ class _CleanXml:
         self._put(escape(text))
 
 
+# -- the worker process ------------------------------------------------------------------------------------------
+
+
 def main() -> None:
     """The worker process: render drawings from standard input until it ends."""
-    with contextlib.suppress(ImportError):
-        import resvg_py  # noqa: F401  # before the limits: importing may write its compiled form
+    import resvg_py  # noqa: F401  # before the limits: importing may write its compiled form
+
     _limit()
     threading.stack_size(STACK)
     worker = threading.Thread(target=_serve, args=(sys.stdin.buffer, sys.stdout.buffer))
@@ -113,65 +118,50 @@ def main() -> None:
 def _limit() -> None:
     try:
         import resource
-    except ImportError:  # not a POSIX system: the time limit of the parent remains
+    except ImportError:  # not a POSIX system: the time limit remains
         return
-    limits = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
-    for name, most in limits.items():
+    for name, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(name)[1]
-        value = most
         if hard != resource.RLIM_INFINITY:
-            value = min(most, hard)
-        resource.setrlimit(name, (value, value))
+            most = min(most, hard)
+        resource.setrlimit(name, (most, most))
 
 
 def _serve(requests: BinaryIO, responses: BinaryIO) -> None:
-    while head := requests.read(REQUEST.size):
-        length, side, seconds = REQUEST.unpack(head)
-        data = requests.read(length)
-        _alarm(seconds)
+    """A request is a line of JSON and the drawing; a response is a line of JSON and the pixels, if there are some."""
+    while line := requests.readline():
+        request = json.loads(line)
+        data = requests.read(request["bytes"])
+        faulthandler.dump_traceback_later(request["seconds"], exit=True)  # of a drawing that takes longer: the process ends
+        head: dict[str, Any]
+        pixels = b""
         try:
-            picture = _draw(data, side)
+            picture = _draw(data, request["side"])
             pixels = picture.tobytes()
-            response = RESPONSE.pack(OK, picture.width, picture.height, len(pixels)) + pixels
+            head = {"size": picture.size}
         except Exception as error:  # the renderer's ValueError, MemoryError, ours
-            message = " ".join((str(error) or type(error).__name__).split())[:300].encode("utf-8", "replace")
-            response = RESPONSE.pack(ERROR, 0, 0, len(message)) + message
-        _alarm(0)
-        responses.write(response)
+            head = {"error": said(error)}
+        faulthandler.cancel_dump_traceback_later()
+        responses.write(json.dumps(head).encode() + b"\n" + pixels)
         responses.flush()
 
 
-def _alarm(seconds: float) -> None:
-    """The parent stops a drawing that takes too long; should the parent be gone, this does."""
-    import signal
-
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
-
-
 def _draw(data: bytes, side: int) -> Image.Image:
-    try:
-        import resvg_py
-    except ImportError:
-        raise GeniusError(NEEDS_RESVG) from None
+    import resvg_py
+
     drawn = bytes(resvg_py.svg_to_bytes(svg_string=clean_svg(data), width=side, height=side))
     return to_rgb(Image.open(io.BytesIO(drawn), formats=["PNG"]))
 
 
-SECONDS = 10.0  # that one drawing may take
-SIDE = 256  # of drawings, in pixels
-PROCESSES = max(1, min(4, os.cpu_count() or 1))
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "VIRTUAL_ENV")  # no secrets
-
-
-class _Failed(Exception):
-    """A drawing was not rendered; the message says why."""
+# -- the process that wants pictures -----------------------------------------------------------------------------
 
 
 class _Worker:
     """One process that renders one drawing at a time."""
 
     def __init__(self) -> None:
+        if importlib.util.find_spec("resvg_py") is None:
+            raise PictureError("reading SVG needs resvg-py: pip install 'genius-search[svg]'")
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self.process = subprocess.Popen(
@@ -187,46 +177,30 @@ class _Worker:
         return self.process.poll() is None
 
     def draw(self, data: bytes, side: int, seconds: float) -> Image.Image:
-        """The picture. A process that does not answer in time is killed; `alive` then says so."""
-        timed_out = threading.Event()
+        """The picture.
 
-        def stop() -> None:
-            timed_out.set()
-            self.process.kill()
-
-        timer = threading.Timer(seconds, stop)
-        timer.daemon = True
-        timer.start()
-        try:
-            status, width, height, body = self._exchange(REQUEST.pack(len(data), side, seconds) + data)
-        except (OSError, ValueError):
-            code = self.close()
-            if timed_out.is_set():
-                raise _Failed(f"it took longer than {seconds:g} s to draw") from None
-            cause = f"status {code}"
-            if code < 0:
-                cause = f"signal {-code}"
-            raise _Failed(f"the process that drew it crashed ({cause})") from None
-        finally:
-            timer.cancel()
-        if status != OK:
-            raise _Failed(body.decode("utf-8", "replace"))
-        return Image.frombytes("RGB", (width, height), body)
-
-    def _exchange(self, request: bytes) -> tuple[bytes, int, int, bytes]:
+        Raises:
+            GeniusError: Says why there is none. A process that ended over it is not `alive` any more.
+        """
         requests = self.process.stdin
         responses = self.process.stdout
         assert requests is not None and responses is not None
-        requests.write(request)
-        requests.flush()
-        head = responses.read(RESPONSE.size)
-        if len(head) < RESPONSE.size:
-            raise OSError
-        status, width, height, length = RESPONSE.unpack(head)
-        body = responses.read(length)
-        if len(body) < length:
-            raise OSError
-        return status, width, height, body
+        started = time.monotonic()
+        try:
+            requests.write(json.dumps({"bytes": len(data), "side": side, "seconds": seconds}).encode() + b"\n" + data)
+            requests.flush()
+            head = json.loads(responses.readline())
+            if "error" in head:
+                raise GeniusError(head["error"])
+            width, height = head["size"]
+            return Image.frombytes("RGB", (width, height), responses.read(3 * width * height))
+        except GeniusError:
+            raise
+        except (OSError, ValueError):  # the process is gone: half a line, or half a picture
+            status = self.close()
+        if time.monotonic() - started >= seconds:
+            raise GeniusError(f"it took longer than {seconds:g} s to draw")
+        raise GeniusError(f"the process that drew it crashed (status {status})")
 
     def close(self) -> int:
         """Stop the process; its exit status."""
@@ -261,11 +235,9 @@ def _render(data: bytes, side: int, seconds: float) -> Image.Image:
 
 
 def _close_workers() -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            worker = _workers.get_nowait()
-            if worker is not None:
-                worker.close()
+    for worker in _workers.queue:
+        if worker is not None:
+            worker.close()
 
 
 def _forget_workers() -> None:
@@ -296,13 +268,11 @@ def draw_svg(path: Path, side: int = SIDE, seconds: float = SECONDS) -> Image.Im
         if len(data) > MAX_BYTES:
             raise PictureError(f"{path} is larger than {MAX_BYTES:,} bytes: too large for a drawing")
         return _render(data, side, seconds)
+    except PictureError:
+        raise
     except FileNotFoundError:
         raise PictureError(f"no such image: {path}") from None
-    except OSError as error:
-        raise PictureError(f"cannot read {path} as an image: {error}") from None
-    except _Failed as error:
-        if str(error) == NEEDS_RESVG:
-            raise PictureError(NEEDS_RESVG) from None
+    except (OSError, GeniusError) as error:
         raise PictureError(f"cannot read {path} as an image: {error}") from None
 
 

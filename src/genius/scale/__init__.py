@@ -1,8 +1,8 @@
-"""Beyond one machine: bulk indexing, training and serving on Ray, and how a cluster is reached: one that runs already, or a small
-one on this machine for as long as a command lasts.
+"""Beyond one machine: bulk indexing and training on Ray, and how a cluster is reached: one that runs already, or a small one on
+this machine for as long as a command lasts.
 
 Knows Ray, and is imported by the command line alone, behind an option: nothing here is needed, or loaded, without it. The work
-itself is that of the packages below (`index`, `train`, `serve`); here it is only spread.
+itself is that of the packages below (`index`, `train`); here it is only spread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ STARTS = 3  # attempts to start a cluster of this machine
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # its 5 seconds are too few on a busy machine: it would end its own proxy
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 

@@ -1,8 +1,8 @@
 """`genius index ... --ray`: parts go to workers, records come back, one commit makes them an index.
 
-Workers are Ray actors that hold the model. A worker that dies is replaced and its parts are done again; a part that takes three
-workers with it, or fails by itself, is listed and left out, and a later run tries it again. Nothing is lost by killing anything,
-this program included: what has a record is not done twice.
+Workers are Ray actors that hold the model. Ray starts one that dies again, elsewhere if need be, and its part is done again; a
+part that takes three workers with it, or fails by itself, is listed and left out, and a later run tries it again. Nothing is lost
+by killing anything, this program included: what has a record is not done twice.
 
 The commit (`genius.index.appending`) moves data files in as they are, no row is read or written again.
 """
@@ -26,7 +26,6 @@ from genius.index.names import root_of
 from genius.scale import connected, load_ray
 from genius.scale.parts import LOCK, Part, PartIndexer, Record, Staging, cut
 
-IN_FLIGHT = 2  # parts that a worker has: one that it does, and the next
 TRIES = 3  # workers that a part may outlive
 SILENCE = 120.0  # seconds without any worker after which a message says that we wait
 
@@ -61,7 +60,6 @@ class BulkReport:
     resumed: int = 0  # parts that an earlier run had done
     failed: list[str] = field(default_factory=list)  # a line for each part that could not be done
     cpu_s: float = 0.0  # processor time of the workers, loading the model aside
-    lost_workers: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -69,7 +67,6 @@ class BulkReport:
             "parts": self.parts,
             "resumed": self.resumed,
             "failed": self.failed,
-            "lost_workers": self.lost_workers,
             "worker_cpu_s": round(self.cpu_s, 3),
         }
 
@@ -162,100 +159,53 @@ class _Work:
 
 
 def _on_ray(work: _Work) -> None:
-    with connected(work.config.address, work.config.workers or None) as ray:
-        _Run(ray, work).run()
-
-
-class _Run:
-    """The driver's loop: never more than `IN_FLIGHT` parts at a worker, and none at one that has not started yet."""
-
-    def __init__(self, ray: Any, work: _Work) -> None:
-        self.ray = ray
-        self.work = work
-        self.report = work.report
-        config = work.config
-        parts = work.parts
+    """Have the parts done by actors, one part at a time each. One that dies is started again by Ray, and tries its part again."""
+    config = work.config
+    with connected(config.address, config.workers or None) as ray:
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if config.device != "cpu" else 0
-        self.wanted = min(config.workers or gpus or max(1, int(resources.get("CPU", 1))), len(parts))
+        count = min(config.workers or gpus or max(1, int(resources.get("CPU", 1))), len(work.parts))
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-        self.make = ray.remote(**options, max_restarts=0)(PartIndexer)
-        self.queue = deque((part, 0) for part in parts)
-        self.total = 0
-        if all(part.items for part in parts):
-            self.total = sum(part.items for part in parts)
-        self.pending: dict[Any, tuple[Any, Part | None, int]] = {}  # reference -> worker, part (None: it starts), tries
-        self.workers: dict[Any, int] = {}  # that have started -> parts in flight
-        self.deaths = 0  # since a part was last done
-
-    def run(self) -> None:
-        for _ in range(self.wanted):
-            self._start()
-        last_reply = monotonic()
+        actor = ray.remote(**options, max_restarts=-1, max_task_retries=TRIES - 1)(PartIndexer)
+        workers = [actor.remote(*work.arguments()) for _ in range(count)]
         try:
-            while self.queue or any(part is not None for _, part, _ in self.pending.values()):
-                done, _ = self.ray.wait(list(self.pending), num_returns=1, timeout=5.0)
-                if done:
-                    last_reply = monotonic()
-                    self._settle(done[0])
-                    self._feed()
-                elif not self.workers and monotonic() - last_reply > SILENCE:
-                    self.work.say("waiting for a worker: has the cluster any processor or GPU free?")
-                    last_reply = monotonic()
+            _give_out(ray, workers, work)
         finally:
-            for worker in {*self.workers, *(worker for worker, _, _ in self.pending.values())}:
-                self.ray.kill(worker)  # also one that still waits for a place to start, and may never get it
+            for worker in workers:
+                ray.kill(worker)  # also one that still waits for a place to start, and may never get it
 
-    def _start(self) -> None:
-        worker = self.make.remote(*self.work.arguments())
-        self.pending[worker.ready.remote()] = worker, None, 0
 
-    def _feed(self) -> None:
-        for worker in sorted(self.workers, key=lambda one: self.workers[one]):
-            while self.queue and self.workers[worker] < IN_FLIGHT:
-                part, tries = self.queue.popleft()
-                self.pending[worker.write.remote(part, self.work.first[part.name])] = worker, part, tries
-                self.workers[worker] += 1
-
-    def _settle(self, reference: Any) -> None:
-        worker, part, tries = self.pending.pop(reference)
-        errors = self.ray.exceptions
+def _give_out(ray: Any, workers: Sequence[Any], work: _Work) -> None:
+    """Give every worker that has started a part, and another one when that is done."""
+    total = 0
+    if all(part.items for part in work.parts):
+        total = sum(part.items for part in work.parts)
+    waiting = deque(work.parts)
+    running: dict[Any, tuple[Any, Part | None]] = {worker.ready.remote(): (worker, None) for worker in workers}
+    while waiting or any(part is not None for _, part in running.values()):
+        done, _ = ray.wait(list(running), num_returns=1, timeout=SILENCE)
+        if not done:
+            if all(part is None for _, part in running.values()):
+                work.say("waiting for a worker: has the cluster any processor or GPU free?")
+            continue
+        worker, part = running.pop(done[0])
         try:
-            answer = self.ray.get(reference)
-        except errors.RayTaskError as error:  # the part's own fault: another worker would fare no better
+            answer = ray.get(done[0])
+        except ray.exceptions.RayError as error:
             if part is None:
                 raise GeniusError(f"a worker could not start: {_reason(error)}") from None
-            self.workers[worker] -= 1
-            self.report.failed.append(f"{part}: {_reason(error)}")
-        except errors.RayError as error:
-            self._lost(worker, part, tries, error)
+            cause = _reason(error)
+            if not isinstance(error, ray.exceptions.RayTaskError):  # not the part's own fault, that every worker would have
+                cause = f"{TRIES} workers died over it ({cause})"
+            work.report.failed.append(f"{part}: {cause}")
         else:
-            if part is None:
-                self.workers[worker] = 0
-                return
-            self.workers[worker] -= 1
-            self.deaths = 0
-            self.report.cpu_s += answer[1]
-            self.work.tell(answer[0], self.total)
-
-    def _lost(self, worker: Any, part: Part | None, tries: int, error: Exception) -> None:
-        """A worker, or its machine, is gone: what it had goes back into the queue, and another takes its place."""
-        lost_parts = [(part, tries)] + [
-            self.pending.pop(ref)[1:] for ref in [r for r, (owner, *_) in self.pending.items() if owner == worker]
-        ]
-        self.workers.pop(worker, None)
-        self.deaths += 1
-        self.report.lost_workers += 1
-        if self.deaths > TRIES * self.wanted + TRIES or (part is None and "creation" in str(error) and not self.workers):
-            raise GeniusError(f"workers keep dying: {_reason(error)}") from None
-        for one, before in lost_parts:
-            if one is None:
-                continue
-            if before + 1 >= TRIES:
-                self.report.failed.append(f"{one}: {before + 1} workers died over it ({_reason(error)})")
-            else:
-                self.queue.appendleft((one, before + 1))
-        self._start()
+            if part is not None:
+                items, seconds = answer
+                work.report.cpu_s += seconds
+                work.tell(items, total)
+        if waiting:
+            part = waiting.popleft()
+            running[worker.write.remote(part, work.first[part.name])] = worker, part
 
 
 def _reason(error: BaseException) -> str:

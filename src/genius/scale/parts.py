@@ -223,8 +223,6 @@ class Staging:
         """The record of a part, of this job (its rows begin with `first`), whose files are all there, whole."""
         try:
             body = read_json(self.folder / RECORDS / f"{part.name}.json")
-            if "kinds" in body:  # the name of this field up to 0.1
-                body["field_types"] = body.pop("kinds")
             record = Record(**body)
             whole = all((self.folder / DATA / name).stat().st_size == size for name, size in record.files())
             if whole and record.first == first and len(self.hashes(record)) == record.rows:

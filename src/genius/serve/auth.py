@@ -14,15 +14,13 @@ and therefore listens on loopback only. Shares of time and memory are counted pe
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import logging
-import os
 import re
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -36,103 +34,53 @@ from genius.serve.settings import ServeConfig
 Role = Literal["read", "write"]
 ENVIRONMENT = "GENIUS_API_KEYS"
 MIN_KEY_LENGTH = 16
-GRANTS: Mapping[str, tuple[Role, ...]] = {"read": ("read",), "write": ("read", "write")}
-RELOAD_INTERVAL_S = 1.0  # between looks at the key file
 LINE_FORMAT = "expected 'read KEY' or 'write KEY', then optionally name=NAME"
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key, by its digest."""
+    """What is known of a key, besides its digest."""
 
-    digest: bytes
-    scopes: tuple[Role, ...]  # what it may do
     name: str  # what logs call it
-
-    @classmethod
-    def parse(cls, role: str, key: str, where: str, name: str = "") -> ApiKey:
-        """A key from its text form.
-
-        Args:
-            role: read or write.
-            key: The key, or `sha256:` and the digest of one.
-            where: Place that errors name; they never show the key itself.
-            name: Empty: the role and part of the digest.
-
-        Raises:
-            GeniusError: A part is not valid.
-        """
-        if role not in GRANTS:
-            raise GeniusError(f"{where}: unknown role {role!r}, use 'read' or 'write'")
-        if re.fullmatch(r"sha256:[0-9a-fA-F]{64}", key):
-            digest = bytes.fromhex(key.removeprefix("sha256:"))
-        elif len(key) < MIN_KEY_LENGTH:
-            raise GeniusError(f"{where}: a {role} key is shorter than {MIN_KEY_LENGTH} characters")
-        else:
-            digest = _digest(key)
-        return cls(digest, GRANTS[role], name or f"{role}-{digest[:4].hex()}")
+    role: Role
 
 
 class Keys:
-    """The configured keys. A file of keys is read again when it changes; an unusable one leaves the keys as they were.
+    """The configured keys, by digest. A file of keys is read again when it changes; an unusable one leaves the keys as they were.
 
     Args:
-        entries: The keys.
-        file: Where keys are read again.
-        environ: Environment variables, whose keys stay.
+        file: One key per line.
+        environ: Environment variables, of which `GENIUS_API_KEYS` has more keys.
+
+    Raises:
+        GeniusError: A key or the file is not valid.
     """
 
-    def __init__(self, entries: Iterable[ApiKey] = (), file: Path | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        self._entries = tuple(entries)
+    def __init__(self, file: Path | None = None, environ: Mapping[str, str] = MappingProxyType({})) -> None:
         self._file = file
         self._environ = environ
         self._file_state = self._stat()
-        self._checked_at = time.monotonic()
-
-    @classmethod
-    def load(cls, file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Keys:
-        """Keys of a file and of the environment together.
-
-        Args:
-            file: One key per line.
-            environ: Environment variables.
-
-        Raises:
-            GeniusError: A key or the file is not valid.
-        """
-        return cls(_read_keys(file, environ), file, environ)
+        self._keys = _read_keys(file, environ)
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self._current())
 
-    @property
-    def entries(self) -> tuple[ApiKey, ...]:
-        """The keys as they are now."""
-        now = time.monotonic()
-        if self._file is not None and now - self._checked_at >= RELOAD_INTERVAL_S:
-            self._checked_at = now
-            state = self._stat()
-            if state != self._file_state:
-                self._file_state = state
-                self._reload()
-        return self._entries
+    def find(self, presented: str) -> ApiKey | None:
+        """The key that is presented. Digests are compared: how long that takes says nothing of a key."""
+        return self._current().get(_digest(presented))
 
-    def find(self, presented: str | None) -> ApiKey | None:
-        """The presented key, with its stronger role if it is listed twice. All keys are compared, in constant time."""
-        if presented is None:
-            return None
-        digest = _digest(presented)
-        matching = [key for key in self.entries if hmac.compare_digest(key.digest, digest)]
-        return max(matching, key=lambda key: len(key.scopes), default=None)
-
-    def _reload(self) -> None:
-        try:
-            self._entries = tuple(_read_keys(self._file, self._environ))
-        except GeniusError as error:
-            event("keys_not_reloaded", logging.ERROR, message=str(error))
-        else:
-            event("keys_reloaded", keys=[f"{key.scopes[-1]} {key.name}" for key in self._entries])
+    def _current(self) -> Mapping[bytes, ApiKey]:
+        state = self._stat()
+        if state != self._file_state:
+            self._file_state = state
+            try:
+                self._keys = _read_keys(self._file, self._environ)
+            except GeniusError as error:
+                event("keys_not_reloaded", logging.ERROR, message=str(error))
+            else:
+                event("keys_reloaded", keys=[f"{key.role} {key.name}" for key in self._keys.values()])
+        return self._keys
 
     def _stat(self) -> tuple[int, int, int] | None:
         if self._file is None:
@@ -144,35 +92,41 @@ class Keys:
         return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-def _read_keys(file: Path | None, environ: Mapping[str, str]) -> list[ApiKey]:
-    keys = []
+def _read_keys(file: Path | None, environ: Mapping[str, str]) -> dict[bytes, ApiKey]:
+    keys: dict[bytes, ApiKey] = {}
     if file is not None:
-        keys += _read_key_file(file)
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise GeniusError(f"cannot read the key file {file}: {error}") from None
+        for number, line in enumerate(lines, 1):
+            text = " ".join(line.split("#", 1)[0].split())
+            if text:
+                _add_key(keys, text, f"{file}, line {number}")
+        if not keys:
+            raise GeniusError(f"the key file {file} holds no key")
     for part in re.split(r"[,\s]+", environ.get(ENVIRONMENT, "")):
         if part:
-            role, _, key = part.partition(":")
-            keys.append(ApiKey.parse(role, key, ENVIRONMENT))
+            _add_key(keys, part.replace(":", " ", 1), ENVIRONMENT)
     return keys
 
 
-def _read_key_file(file: Path) -> list[ApiKey]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GeniusError(f"cannot read the key file {file}: {error}") from None
-    keys = []
-    for number, line in enumerate(lines, 1):
-        text = " ".join(line.split("#", 1)[0].split())
-        if not text:
-            continue
-        match = re.fullmatch(r"(\S+) (\S+)(?: name=([\w.@-]{1,64}))?", text)
-        if match is None:
-            raise GeniusError(f"{file}, line {number}: {LINE_FORMAT}")
-        role, key, name = match.groups()
-        keys.append(ApiKey.parse(role, key, f"{file}, line {number}", name or ""))
-    if not keys:
-        raise GeniusError(f"the key file {file} holds no key")
-    return keys
+def _add_key(keys: dict[bytes, ApiKey], text: str, where: str) -> None:
+    """Add the key of one line; `where` begins the error, which never shows the key itself."""
+    match = re.fullmatch(r"(\S*) (\S+)(?: name=([\w.@-]{1,64}))?", text)
+    if match is None:
+        raise GeniusError(f"{where}: {LINE_FORMAT}")
+    role, key, name = match.groups()
+    if role not in ("read", "write"):
+        raise GeniusError(f"{where}: unknown role {role!r}, use 'read' or 'write'")
+    if re.fullmatch(r"sha256:[0-9a-fA-F]{64}", key):
+        digest = bytes.fromhex(key.removeprefix("sha256:"))
+    elif len(key) < MIN_KEY_LENGTH:
+        raise GeniusError(f"{where}: a {role} key is shorter than {MIN_KEY_LENGTH} characters")
+    else:
+        digest = _digest(key)
+    if role == "write" or digest not in keys:  # a key that is listed twice has its stronger role
+        keys[digest] = ApiKey(name or f"{role}-{digest[:4].hex()}", role)  # type: ignore[arg-type]
 
 
 def _digest(key: str) -> bytes:
@@ -184,13 +138,20 @@ class Caller:
     """The sender of a request, and what they may do."""
 
     key: str | None  # its name; None on a server without keys
-    scopes: tuple[Role, ...]
+    role: Role
     address: str
 
     @property
     def owner(self) -> str:
         """Whose share of the work a request belongs to."""
         return self.key or self.address
+
+    @property
+    def scopes(self) -> tuple[Role, ...]:
+        """What the caller may do."""
+        if self.role == "write":
+            return ("read", "write")
+        return ("read",)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
@@ -204,15 +165,14 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 def identify(keys: Keys, headers: Mapping[str, str], address: str) -> Caller:
     """The caller, or 401: no key, or an unknown one."""
     if not keys:
-        return Caller(None, ("read", "write"), address)
+        return Caller(None, "write", address)
     presented = presented_key(headers)
+    if presented is None:
+        raise ApiError(401, "this server needs an API key: send 'Authorization: Bearer KEY'")
     key = keys.find(presented)
     if key is None:
-        problem = "this API key is not known"
-        if presented is None:
-            problem = "this server needs an API key"
-        raise ApiError(401, f"{problem}: send 'Authorization: Bearer KEY'")
-    return Caller(key.name, key.scopes, address)
+        raise ApiError(401, "this API key is not known: send 'Authorization: Bearer KEY'")
+    return Caller(key.name, key.role, address)
 
 
 def authorize(caller: Caller, needed: Role) -> None:

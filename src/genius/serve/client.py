@@ -3,21 +3,19 @@
 Repeats what is safe to repeat: after 503 with its Retry-After, and connections that were never made. Any other response that
 is not a success raises `ServerError`, a `GeniusError` with the server's one line, its status and request id.
 
-`AsyncGeniusClient` is for `async` programs: each call runs in a thread.
+In an `async` program: `await asyncio.to_thread(client.search, "a red bicycle")`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import functools
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -46,8 +44,6 @@ from genius.types import ContentInput, ImageInput, Item, coerce_content
 
 BATCH_QUERIES = 100  # queries of one request
 M = TypeVar("M", bound=BaseModel)
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class ServerError(GeniusError):
@@ -168,12 +164,29 @@ class GeniusClient:
         Raises:
             ServerError: The server's one line, with its status.
         """
-        query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        options = {"k": k, "where": where, "min_score": min_score, "beams": beams, "rerank": rerank, "diverse": diverse or None}
-        order = {"order_by": order_by, "descending": descending or None}
-        vector_options = {"vector": vector, "mode": mode, "words_weight": words_weight}
-        learned = {"item_bias": item_bias, "min_probability": min_probability}
-        body = _query_body(image, minus, minus_like=minus_like, **query, **options, **order, **vector_options, **learned)
+        body = _query_body(
+            image,
+            minus,
+            text=text,
+            like=like,
+            instruction=instruction,
+            target=target,
+            modality=modality,
+            k=k,
+            where=where,
+            min_score=min_score,
+            beams=beams,
+            rerank=rerank,
+            diverse=diverse or None,
+            minus_like=minus_like,
+            order_by=order_by,
+            descending=descending or None,
+            vector=vector,
+            mode=mode,
+            words_weight=words_weight,
+            item_bias=item_bias,
+            min_probability=min_probability,
+        )
         return self._call(SearchResponse, "POST", f"{self._base}/search", body)
 
     def search_many(self, queries: Sequence[str | Mapping[str, Any]], **options: Any) -> list[SearchResult]:
@@ -197,37 +210,17 @@ class GeniusClient:
             results += self._call(SearchBatchResponse, "POST", f"{self._base}/search/batch", part).results
         return results
 
-    def explain(
-        self,
-        text: str | None = None,
-        image: ImageInput | None = None,
-        *,
-        like: str | None = None,
-        instruction: str | None = None,
-        target: AnyTarget | None = None,
-        modality: TargetName | None = None,
-        k: int = 3,
-        where: str | None = None,
-        minus: ContentInput | None = None,
-        minus_like: str | None = None,
-    ) -> ExplainResponse:
+    def explain(self, text: str | None = None, image: ImageInput | None = None, *, k: int = 3, **options: Any) -> ExplainResponse:
         """How the results of a query come about: the codes generated, their log-probabilities, and what is below them.
 
         Args:
             text: Query text.
             image: Query image.
-            like: Id of an indexed item to use as the query.
-            instruction: What kind of result is wanted, in words.
-            target: Modality to return.
-            modality: Exactly this modality, in place of `target`.
-            k: Number of hits that are explained.
-            where: SQL filter over metadata.
-            minus: Text or image to steer away from.
-            minus_like: Id of an indexed item to steer away from.
+            k: Number of hits that are explained, at most ten.
+            options: More arguments of `search`, such as `like`, `target`, `where` and `minus`.
         """
-        query = {"text": text, "like": like, "instruction": instruction, "target": target, "modality": modality}
-        fields = _query_body(image, minus, minus_like=minus_like, **query, k=k, where=where)
-        return self._call(ExplainResponse, "POST", f"{self._base}/explain", fields)
+        body = _query_body(image, text=text, k=k, **options)
+        return self._call(ExplainResponse, "POST", f"{self._base}/explain", body)
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -443,52 +436,3 @@ def _base64(image: ImageInput) -> str:
         except OSError as error:
             raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
     return base64.b64encode(image).decode()
-
-
-def _later(
-    method: Callable[Concatenate[GeniusClient, P], R],
-) -> Callable[Concatenate[AsyncGeniusClient, P], Coroutine[Any, Any, R]]:
-    @functools.wraps(method)
-    async def call(self: AsyncGeniusClient, /, *args: P.args, **options: P.kwargs) -> R:
-        return await asyncio.to_thread(method, self.client, *args, **options)
-
-    return call
-
-
-class AsyncGeniusClient:
-    """The same methods as `GeniusClient`, to be awaited: `hits = (await client.search("a red bicycle")).hits`."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """As `GeniusClient`."""
-        self.client = GeniusClient(*args, **options)
-
-    async def __aenter__(self) -> AsyncGeniusClient:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def items(
-        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, page_size: int = 100
-    ) -> AsyncIterator[ListedItem]:
-        """As `GeniusClient.items`, for `async for`."""
-        pages = self.client.items(where, order_by=order_by, descending=descending, page_size=page_size)
-        while (item := await asyncio.to_thread(next, pages, None)) is not None:
-            yield item
-
-    search = _later(GeniusClient.search)
-    search_many = _later(GeniusClient.search_many)  # type: ignore[arg-type]
-    explain = _later(GeniusClient.explain)
-    add = _later(GeniusClient.add)
-    put = _later(GeniusClient.put)
-    get = _later(GeniusClient.get)
-    delete = _later(GeniusClient.delete)
-    image = _later(GeniusClient.image)
-    thumbnail = _later(GeniusClient.thumbnail)
-    codes = _later(GeniusClient.codes)
-    info = _later(GeniusClient.info)
-    ready = _later(GeniusClient.ready)
-    wait_until_ready = _later(GeniusClient.wait_until_ready)
-    close = _later(GeniusClient.close)

@@ -48,6 +48,7 @@ async function draw() {
   const address = location.hash; // what is drawn: it may change before its event arrives
   const results = $("results");
   results.setAttribute("aria-busy", "true");
+  delete results.dataset.shown;
   await drawState(state.read(), turn);
   if (turn !== turns) return; // a newer address is being drawn
   results.setAttribute("aria-busy", "false");
