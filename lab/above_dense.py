@@ -1,321 +1,211 @@
 """`builtin:default` trained on a benchmark and measured with the search that ships: every search beside dense search.
 
     python -m lab.above_dense train BENCHMARK FEATURES WORK OUT --seed N [--parts ...] [--set name=JSON]
-    python -m lab.above_dense bundled ICONVEC WORK OUT                         the same of `bundled:mini`, as it ships
-    python -m lab.above_dense unpack BENCHMARK FEATURES WORK PACK --seed N     vectors of such a training, on another machine
+    python -m lab.above_dense merge FILE ...       -> lab/results/above_dense_BENCHMARK.json
+    python -m lab.above_dense table                tables and the plot of docs/engine.md from these
 
 BENCHMARK: fashion or icons; FEATURES: as in `lab.accuracy`; WORK: a folder for the training and its vectors; OUT: a folder for
-results, which are written after every line. "unseen": only candidates that no training or held-out query shows. Shares are of
-dense search that is given the target modality, over the same candidates. Parts:
+results, which are written after every line. "unseen": only candidates that no training or held-out query shows. Parts:
 
     unseen, all   the default search and codes only, with and without the item bias, target unknown and given
     beams         GENIUS and GENIUS^R with 50 beams on `BEAM_QUERIES` test queries, unseen candidates
+    banks         banks that an index learns from, without labels, by their size
     added         the default search, where a tenth or nine tenths of the items came after the fusion was trained
-    filled        a million candidates: the pool and points between neighbouring items of the same modality
+    existence     does the collection hold an answer? Probability, cut-offs, and an oracle that knows whether the first hit is one
+    cost          processor time of searches with and without the bias, of training, and of choosing the bias
 
-"whole bias": scores made of codes take the bias that was chosen for vectors. What else is needed to measure on another machine
-(fusion, heads, codes) is packed into OUT.
+"whole bias": scores made of codes take the bias that was chosen for vectors. Weights and temperatures are chosen on validation
+queries, hits are counted on test queries.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from genius.config import to_dict
 from genius.encoders.towers import Heads
-from genius.features import Features
-from genius.model.bias_choice import choose
-from genius.model.codebooks import neighbours
-from genius.model.config import FusionConfig, GeniusConfig
+from genius.model.bias_choice import shrink
+from genius.model.confidence import auroc, fit
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
-from genius.search import SearchParams
-from genius.train import Trained, train_stages
-from genius.train.config import EncoderStageConfig, TrainConfig, read_train_config
-from genius.train.generator import generator_config
-from genius.train.handover import through_heads, training_queries
-from genius.train.holdout import Split
-from genius.train.journal import Journal
-from genius.train.loop import OneProcess, Runtime
-from genius.train.prepare import hold_out, settle_sizes
-from genius.train.quantizer import quantizer_config
-from lab import current_commit
-from lab.accuracy import Data, added_later, fashion, icons, without
-from lab.item_bias import Bench, Hits, Ints, Lines, bank_lines, existence
+from genius.search import SearchEngine, SearchParams
+from genius.train.calibration import (
+    MOST_QUERIES,
+    POOL_SHARES,
+    ResultLists,
+    Searched,
+    answer_probabilities,
+    part_of_pool,
+    result_lists,
+)
+from genius.train.config import EncoderStageConfig
+from genius.train.handover import through_heads
+from genius.types import Modality
+from lab.accuracy import Data, added_later, without
+from lab.tables import write_between
+from lab.trained import (
+    DENSE,
+    FLAT,
+    Bools,
+    Floats,
+    Hits,
+    Ints,
+    Part,
+    Results,
+    Run,
+    add_arguments,
+    described,
+    summary,
+    write_json,
+)
 
-PARTS = ("unseen", "beams", "added", "all", "filled")
+TITLES = {"fashion": "Fashion", "icons": "Icons"}
+PARTS = ("unseen", "beams", "banks", "added", "all", "existence", "cost")
 BEAM_QUERIES = 2000
-SHARES = (0.1, 0.9)
-FILLED = 1_000_000
-PER_SEED = 3000  # queries of each direction in a bank of `bundled:mini`
-CHUNK = 8192
-FLAT = SearchParams(plan="flat")
+BANK_SIZES = (100, 500, 2000, 8000)
+SHARES = (0.1, 0.9)  # of the items that are added later
+TESTED = 4000  # test queries of which existence is asked
+ORACLE = "whether the first hit is a positive (an oracle)"
+ROUNDS = 10  # of timed searches
+PAGE = Path("docs/engine.md")
+PLOT = Path("docs/pictures/bank-size.svg")
+BEGIN = "<!-- made by python -m lab.above_dense table -->"
+END = "<!-- end -->"
 
 
-@dataclass
-class Run:
-    """One training of a benchmark, and where it lies."""
+class Measurement:
+    """One training, its vectors, and the lines that are measured of it."""
 
-    benchmark: str
-    data: Data
-    config: TrainConfig
-    work: Path
-    device: str
-
-    @classmethod
-    def of(
-        cls,
-        benchmark: str,
-        features: Path,
-        work: Path,
-        seed: int,
-        changes: dict[str, Any],
-        device: str,
-        products: int | None = None,
-    ) -> Run:
-        """A run that nothing was trained of yet; `products`: only the first so many of fashion."""
-        data = {"fashion": fashion, "icons": icons}[benchmark](features, products)
-        config = replace(read_train_config("builtin:default", changes), seed=seed, output=str(work / "model"))
-        if data.honest is not None:
-            data.honest.save(work / "held-out")
-            config = replace(config, held_out_data=str(work / "held-out"))
-        return cls(benchmark, data, config, work, device)
-
-    def runtime(self) -> Runtime:
-        journal = Journal(self.work / "training", quiet=True)
-        return Runtime(OneProcess(self.device), journal, self.config.seed, self.config.run)
-
-    def train(self) -> tuple[Trained, float]:
-        """The trained model, and how long its training took."""
-        runtime = self.runtime()
-        settled = settle_sizes(self.config, self.data.train, runtime)
-        start = time.monotonic()
-        trained = train_stages(settled, self.data.train, runtime, self.work / "training")
-        seconds = round(time.monotonic() - start, 2)
-        return trained, seconds
-
-    def split(self, heads: Heads | None) -> Split:
-        """Training and held-out queries in the features that the fusion reads."""
-        runtime = self.runtime()
-        parts = hold_out(settle_sizes(self.config, self.data.train, runtime), self.data.train, runtime)
-        if heads is None:
-            return parts
-        return parts.map(lambda part: through_heads(heads, part))
-
-
-def vectors(model: Genius, features: Features) -> np.ndarray:
-    """(n, D) z."""
-    starts = range(0, max(len(features), 1), CHUNK)
-    return np.concatenate([model.embed(features[first : first + CHUNK])[0].float().cpu().numpy() for first in starts])
-
-
-def codes_of(model: Genius, z: np.ndarray, modality: torch.Tensor) -> np.ndarray:
-    """(n, M) codes."""
-    out = []
-    for first in range(0, len(z), CHUNK):
-        part = torch.from_numpy(z[first : first + CHUNK]).to(model.device)
-        out.append(model.quantizer.encode(part, modality[first : first + CHUNK].to(model.device)).cpu().numpy())
-    return np.concatenate(out)
-
-
-def write_bench(run: Run, trained: Trained, out: Path, codes: np.ndarray | None = None) -> None:
-    """z of items and queries, codes, and the split of every query, as `lab.item_bias.Bench` reads them."""
-    model = trained.model
-    parts = run.split(trained.heads)
-    test = run.data.test
-    if trained.heads is not None:
-        test = through_heads(trained.heads, test)
-    out.mkdir(parents=True, exist_ok=True)
-    pool = test.pool
-    z = vectors(model, pool)
-    if codes is None:
-        codes = codes_of(model, z, pool.modality)
-    np.savez(out / "items.npz", z=z, modality=pool.modality.numpy(), codes=codes)
-    rows_of = {name: row for row, name in enumerate(test.pool_ids)}
-    named = {"learn": parts.train, "held-out": parts.offsets, "validation": parts.validation, "test": test}
-    for name, part in named.items():
-        assert part is not None
-        rows = torch.tensor([rows_of[item] for item in part.pool_ids])
-        pairs = torch.stack([part.pairs[:, 0], rows[part.pairs[:, 1]]], 1)
-        target = torch.zeros(len(part.queries), dtype=torch.long)
-        target[pairs[:, 0]] = pool.modality[pairs[:, 1]]
-        tasks = np.array([part.task_name(int(task)) for task in part.tasks], np.str_)
-        arrays: dict[str, Any] = {"modality": part.queries.modality.numpy(), "pairs": pairs.numpy(), "target": target.numpy()}
-        np.savez(out / f"{name}.npz", z=vectors(model, part.queries), tasks=tasks, **arrays)
-    sizes = {"width": model.config.quantizer.width, "level_sizes": list(model.config.quantizer.level_sizes)}
-    about = {"benchmark": run.benchmark, "seed": run.config.seed, "items": len(pool), **sizes, "config": to_dict(run.config)}
-    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def pack(trained: Trained, bench: Bench, out: Path, name: str) -> None:
-    """Fusion, heads and bank in half precision, and codes: z of everything follows from them and the frozen features."""
-    model = trained.model
-    assert model.queries is not None
-    arrays = {f"fusion.{key}": value.half().cpu().numpy() for key, value in model.fusion.state_dict().items()}
-    if trained.heads is not None:
-        arrays |= {f"heads.{key}": value.half().cpu().numpy() for key, value in trained.heads.state_dict().items()}
-    arrays["codes"] = bench.codes.astype(np.uint16)
-    for key in ("bias_weights", "bias_temperatures", "code_shares"):
-        arrays[f"bank.{key}"] = np.asarray(getattr(model.queries, key))
-    np.savez_compressed(out / f"{name}.npz", **arrays)  # type: ignore[arg-type]
-
-
-def pack_codebooks(model: Genius, out: Path, name: str) -> None:
-    """Codebooks in 8 bits, a scale for each row."""
-    arrays = {}
-    for level, codebook in enumerate(model.quantizer.codebooks):
-        rows = codebook.float().cpu()
-        scale = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
-        arrays[f"rows_{level}"] = (rows / scale).round().to(torch.int8).numpy()
-        arrays[f"scale_{level}"] = scale.numpy()
-    np.savez_compressed(out / f"{name}.npz", **arrays)  # type: ignore[arg-type]
-
-
-class Results:
-    """Measured lines of one training, written after every one."""
-
-    def __init__(self, file: Path, about: dict[str, Any]) -> None:
-        self.file = file
-        self.body: dict[str, Any] = about | {"lines": []}
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        lines: list[dict[str, Any]] = self.body["lines"]
-        return lines
-
-    def note(self, name: str, value: Any) -> None:
-        self.body[name] = value
-        self.write()
-
-    def write(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.body, indent=1) + "\n", encoding="utf-8")
-
-
-class Measured(Lines):
-    """Lines of one set of candidates that are written at once."""
-
-    def __init__(self, results: Results, reference: Hits, candidates: str, items: int) -> None:
-        super().__init__(results.lines, reference, candidates, items)
+    def __init__(self, run: Run, results: Results) -> None:
+        self.run = run
         self.results = results
+        start = time.process_time()
+        self.trained = run.train()
+        results.note("processor_seconds_of_training", round(time.process_time() - start, 1))
+        self.model: Genius = self.trained.model
+        assert self.model.queries is not None
+        self.bank: QueryBank = self.model.queries
+        self.bench = run.bench(self.trained)
+        self.unseen = np.flatnonzero(self.bench.unseen)
+        results.note("metrics", {stage: values for stage, values in self.trained.metrics.items() if stage != "quantizer"})
+        results.note("bias", {"queries": len(self.bank), "weights": _listed(self.bank.bias_weights)})
+        results.note("test_queries", len(self.bench.test))
 
-    def add(self, search: str, target: str, hits: Hits, **more: Any) -> None:
-        super().add(search, target, hits, **more)
-        self.results.write()
+    def engine(self, rows: Ints, biased: QueryBank | None = None, stored: Floats | None = None) -> SearchEngine:
+        """Of some items; `biased`: a bank in place of the model's own."""
+        return self.bench.engine(self.model, rows, self.bank, biased or self.bank, stored)
+
+    def candidates(self, rows: Ints, candidates: str) -> None:
+        """The default search and codes only."""
+        engine = self.engine(rows)
+        reconstructed = engine.collection.reconstructed
+        assert reconstructed is not None
+        by_codes = self.engine(rows, stored=reconstructed.take(np.arange(len(rows))))
+        reference = self.bench.hits(engine, rows, DENSE, given=True)
+
+        def add(search: str, target: str, hits: Hits) -> None:
+            self.results.add(reference, hits, search=search, target=target, candidates=candidates, items=len(rows))
+
+        add("dense, target given", "given", reference)
+        for given, target in ((False, "unknown"), (True, "given")):
+            add("default, no bias", target, self.bench.hits(engine, rows, DENSE, given=given))
+            add("default, with bias", target, self.bench.hits(engine, rows, FLAT, given=given))
+            for name, bias in (("no bias", None), ("with bias", engine.code_bias), ("whole bias", engine.item_bias)):
+                by_codes.__dict__["item_bias"] = bias
+                params = replace(FLAT, item_bias=bias is not None)
+                add(f"codes, {name}", target, self.bench.hits(by_codes, rows, params, given=given))
+
+    def beams(self) -> None:
+        """GENIUS and GENIUS^R."""
+        rows = self.unseen
+        engine = self.engine(rows)
+        random = np.random.default_rng(self.run.config.seed)
+        asked = np.sort(random.permutation(len(self.bench.test))[:BEAM_QUERIES])
+        reference = self.bench.hits(engine, rows, DENSE, given=True, asked=asked)
+
+        def add(search: str, target: str, hits: Hits) -> None:
+            about = {"candidates": "unseen", "items": len(rows), "queries": len(asked)}
+            self.results.add(reference, hits, search=search, target=target, **about)
+
+        add("dense, target given, queries of beams", "given", reference)
+        for name, reranker in (("GENIUS, 50 beams", "none"), ("GENIUS^R, 50 beams", "embeddings")):
+            for bias, with_bias in (("no bias", False), ("with bias", True)):
+                params = SearchParams(plan="beam", reranker=reranker, beams=50, item_bias=with_bias)
+                add(f"{name}, {bias}", "unknown", self.bench.hits(engine, rows, params, asked=asked))
+
+    def banks(self) -> None:
+        """Banks that an index learns from, by their size."""
+        rows = self.unseen
+        reference = self.bench.hits(self.engine(rows), rows, DENSE, given=True)
+        for size in BANK_SIZES:
+            drawn, _ = self.bench.bank(size)
+            items = self.bench.items[rows]
+            modality = self.bench.modality[rows]
+            bank = shrink(drawn, items, modality, self.bank)
+            hits = self.bench.hits(self.engine(rows, bank), rows, FLAT)
+            search = f"learned from {size:,} queries per task, no labels"
+            about: dict[str, Any] = {"candidates": "unseen", "items": len(rows), "queries_in_bank": len(bank)}
+            about["weights"] = _listed(bank.bias_weights)
+            self.results.add(reference, hits, search=search, target="unknown", **about)
+
+    def added(self) -> None:
+        """The default search where a part of the items came later."""
+        for share in SHARES:
+            again, asked = trained_without(self.run, self.trained.heads, share)
+            trained = again.train()
+            bench = again.bench(trained)
+            bank = trained.model.queries
+            assert bank is not None
+            for candidates, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", np.arange(len(bench.items)))):
+                engine = bench.engine(trained.model, rows, bank, bank)
+                reference = bench.hits(engine, rows, DENSE, given=True, asked=asked)
+                about = {"candidates": candidates, "items": len(rows), "queries": len(asked), "share_added": share}
+                for params, name in ((FLAT, "with bias"), (DENSE, "no bias")):
+                    hits = bench.hits(engine, rows, params, asked=asked)
+                    search = f"default, {name}, {share:.0%} of items added later"
+                    self.results.add(reference, hits, search=search, target="unknown", **about)
+
+    def existence(self) -> None:
+        self.results.note("existence", {"unseen": existence(self)})
+
+    def cost(self) -> None:
+        """Processor time with and without the bias."""
+        engine = self.engine(self.unseen)
+        assert engine.item_bias is not None
+        start = time.process_time()
+        self.bench.trained_bank()
+        seconds = round(time.process_time() - start, 1)
+        cost: dict[str, Any] = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(self.bank)}
+        cost["processor_seconds_of_choosing"] = seconds
+        self.results.note("cost", cost | search_cost(self.bench.test, engine))
 
 
-def unpacked(run: Run, file: Path) -> Trained:
-    """Fusion, heads and bank of a packed training; its codebooks and its decoder are not there."""
-    runtime = run.runtime()
-    config = settle_sizes(run.config, run.data.train, runtime)
-    with np.load(file) as arrays:
-        weights = {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files if name != "codes"}
-    fusion = FusionConfig(config.model.width, config.model.projection, config.model.hidden)
-    model = Genius(GeniusConfig(fusion, quantizer_config(config.model), generator_config(config.model)))
-    model.generator.eval()
-    model.fusion.load_state_dict(_below(weights, "fusion."))
-    heads = None
-    if config.encoder.train == "heads":
-        pool = run.data.train.pool
-        heads = Heads(pool.image.shape[1], pool.text.shape[1], config.model.width, config.encoder.hidden).eval()
-        heads.load_state_dict(_below(weights, "heads."))
-    parts = run.split(heads)
-    queries, target, _ = training_queries(parts, config.seed)
-    bank = QueryBank.of(vectors(model, queries), queries.modality, target, size=len(queries), seed=config.seed)
-    chosen: dict[str, Any] = {name: value.numpy() for name, value in _below(weights, "bank.").items()}
-    model.queries = replace(bank, **chosen)
-    return Trained(model, heads, {}, run.data.train)
+def trained_without(run: Run, heads: Heads | None, share: float) -> tuple[Run, Ints]:
+    """A training whose fusion and codes never see a share of the items; and the test queries all of whose positives are new.
 
-
-def unpack(args: argparse.Namespace) -> None:
-    """Vectors of a packed training, as `lab.item_bias.Bench` reads them, with the codes that it had."""
-    run = Run.of(args.benchmark, args.features, args.work, args.seed, {}, "cpu", args.products)
-    trained = unpacked(run, args.pack)
-    with np.load(args.pack) as arrays:
-        codes = arrays["codes"].astype(np.int64)
-    write_bench(run, trained, args.work / "vectors", codes)
-    assert trained.model.queries is not None
-    trained.model.queries.save(args.work)
-
-
-def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def candidate_lines(bench: Bench, bank: QueryBank, model: Genius, rows: Ints, candidates: str, results: Results) -> None:
-    """The default search and codes only."""
-    engine = bench.engine(bank, bank, model, rows)
-    reconstructed = engine.collection.reconstructed
-    assert reconstructed is not None
-    by_codes = bench.engine(bank, bank, model, rows, vectors=reconstructed.take(np.arange(len(rows))))
-    plain = replace(FLAT, item_bias=False)
-    reference = bench.hits(engine, rows, plain, True)
-    lines = Measured(results, reference, candidates, len(rows))
-    lines.add("dense, target given", "given", reference)
-    for given, target in ((False, "unknown"), (True, "given")):
-        lines.add("default, no bias", target, bench.hits(engine, rows, plain, given))
-        lines.add("default, with bias", target, bench.hits(engine, rows, FLAT, given))
-        lines.add("codes, no bias", target, bench.hits(by_codes, rows, plain, given))
-        for name, bias in (("with bias", engine.code_bias), ("whole bias", engine.item_bias)):
-            by_codes.__dict__["item_bias"] = bias
-            if bias is None:
-                lines.add(f"codes, {name}", target, lines.lines[-1]["hit"])
-            else:
-                lines.add(f"codes, {name}", target, bench.hits(by_codes, rows, FLAT, given))
-
-
-def beam_lines(bench: Bench, bank: QueryBank, model: Genius, rows: Ints, results: Results) -> None:
-    """GENIUS and GENIUS^R."""
-    engine = bench.engine(bank, bank, model, rows)
-    only = np.zeros(len(bench.test.z), bool)
-    only[np.random.default_rng(bench.about["seed"]).permutation(len(only))[:BEAM_QUERIES]] = True
-    reference = bench.hits(engine, rows, replace(FLAT, item_bias=False), True, only)
-    lines = Measured(results, reference, "unseen", len(rows))
-    more = {"queries": int(only.sum())}
-    lines.add("dense, target given, queries of beams", "given", reference, **more)
-    for name, params in (
-        ("GENIUS, 50 beams", SearchParams(plan="beam", reranker="none", beams=50)),
-        ("GENIUS^R, 50 beams", SearchParams(plan="beam", beams=50)),
-    ):
-        lines.add(f"{name}, no bias", "unknown", bench.hits(engine, rows, replace(params, item_bias=False), False, only), **more)
-        lines.add(f"{name}, with bias", "unknown", bench.hits(engine, rows, params, False, only), **more)
-    engine.__dict__["code_bias"] = engine.item_bias
-    params = SearchParams(plan="beam", reranker="none", beams=50)
-    lines.add("GENIUS, 50 beams, whole bias", "unknown", bench.hits(engine, rows, params, False, only), **more)
-
-
-def added_lines(run: Run, heads: Heads | None, results: Results) -> None:
-    """The default search where a part of the items came later."""
-    for share in SHARES:
-        added_share(run, heads, share, results)
-
-
-def added_share(run: Run, heads: Heads | None, share: float, results: Results) -> None:
-    """The default search over a pool of which a share was seen by no stage but the heads; queries whose positives are new."""
+    The heads are those of `run`, which have seen no positive of a test query. The default search does not read the decoder,
+    which is hardly trained.
+    """
     test = run.data.test
     new = added_later(test, share, run.config.seed)
-    parts = run.split(None)
-    kept = [part.query_ids for part in (parts.offsets, parts.validation) if part is not None]
-    held_ids = {name for names in kept for name in names}
     every = run.data.train
     honest = run.data.honest
     if honest is None:
+        parts = run.split(None)
+        held_ids = {name for part in (parts.offsets, parts.validation) if part is not None for name in part.query_ids}
         held = torch.tensor([name in held_ids for name in every.query_ids])
         honest = every.take_queries(held.nonzero()[:, 0])
         every = every.take_queries((~held).nonzero()[:, 0])
-    config = run.config
+    config = replace(run.config, generator=replace(run.config.generator, steps=20))
     if heads is not None:
         every = through_heads(heads, every)
         honest = through_heads(heads, honest)
@@ -323,210 +213,270 @@ def added_share(run: Run, heads: Heads | None, share: float, results: Results) -
         config = replace(config, encoder=EncoderStageConfig(train="none"))
     work = run.work / f"added-{share}"
     without(honest, new).save(work / "held-out")
-    short = dataclasses.replace(config.generator, steps=20)  # the default search does not read the decoder
-    config = replace(config, generator=short, held_out_data=str(work / "held-out"))
-    again = Run(run.benchmark, Data(without(every, new), test), config, work, run.device)
-    trained, _ = again.train()
+    config = replace(config, held_out_data=str(work / "held-out"))
     only_new = torch.ones(len(test.queries), dtype=torch.bool)
-    only_new[test.pairs[~new[test.pairs[:, 1]], 0]] = False  # a query with a positive that is not new says nothing of new items
-    write_bench(again, trained, work / "vectors")
-    bench = Bench(work / "vectors", config.seed, run.device)
-    model = trained.model
-    assert model.queries is not None
-    for candidates in ("unseen", "all"):
-        rows = np.arange(len(bench.items))
-        if candidates == "unseen":
-            rows = np.flatnonzero(bench.unseen)
-        engine = bench.engine(model.queries, model.queries, model, rows)
-        reference = bench.hits(engine, rows, replace(FLAT, item_bias=False), True, only_new.numpy())
-        lines = Measured(results, reference, candidates, len(rows))
-        more = {"queries": int(only_new.sum()), "share_added": share}
-        for params, name in ((FLAT, "with bias"), (replace(FLAT, item_bias=False), "no bias")):
-            hits = bench.hits(engine, rows, params, False, only_new.numpy())
-            lines.add(f"default, {name}, {share:.0%} of items added later", "unknown", hits, **more)
+    only_new[test.pairs[~new[test.pairs[:, 1]], 0]] = False
+    again = Run(run.benchmark, Data(without(every, new), test), config, run.changes, work, run.device)
+    return again, np.flatnonzero(only_new.numpy())
 
 
-def filled_lines(bench: Bench, bank: QueryBank, model: Genius, results: Results) -> None:
-    """The default search among a million candidates."""
-    random = torch.Generator().manual_seed(bench.about["seed"])
-    z = torch.from_numpy(bench.items).to(model.device)
-    modality = torch.from_numpy(bench.modality)
-    near = neighbours(z, modality.to(model.device), 16).cpu()
-    rows = torch.randint(len(z), (FILLED - len(z),), generator=random)
-    other = near[rows, torch.randint(16, (len(rows),), generator=random)]
-    mix = torch.rand(len(rows), 1, generator=random)
-    items = torch.from_numpy(bench.items)
-    points = torch.nn.functional.normalize(torch.lerp(items[rows], items[other], mix), dim=1).numpy()
-    bench.codes = np.concatenate([bench.codes, codes_of(model, points, modality[rows])])
-    bench.items = np.concatenate([bench.items, points])
-    every = np.arange(FILLED)
-    engine = bench.engine(bank, bank, model, every)
-    plain = replace(FLAT, item_bias=False)
-    reference = bench.hits(engine, every, plain, True)
-    lines = Measured(results, reference, "filled", FILLED)
-    lines.add("dense, target given", "given", reference)
-    lines.add("default, with bias", "unknown", bench.hits(engine, every, FLAT, False))
-    lines.add("default, no bias", "unknown", bench.hits(engine, every, plain, False))
+def _listed(numbers: Any) -> list[list[float]]:
+    listed: list[list[float]] = np.round(np.asarray(numbers, float), 3).tolist()
+    return listed
 
 
-def write_bundled_vectors(features: Path, out: Path) -> None:
-    """z of icons and their queries by `bundled:mini`, whose fusion has seen training and test queries, and no validation query.
+def search_cost(test: Part, engine: SearchEngine) -> dict[str, dict[str, float]]:
+    """Processor milliseconds per query with and without the bias, which take turns: of each batch the best of `ROUNDS`."""
+    out = {}
+    ways = (("flat, batches of 256", "flat", 256, 2), ("flat, one query", "flat", 1, 200), ("scan, one query", "scan", 1, 200))
+    for name, plan, batch, count in ways:
+        seconds = np.full((2, count, ROUNDS), np.inf)
+        for turn in range(ROUNDS):
+            for number in range(count):
+                part = slice(number * batch, (number + 1) * batch)
+                for biased in ((0, 1), (1, 0))[turn % 2]:
+                    params = SearchParams(plan=plan, item_bias=bool(biased))
+                    start = time.process_time_ns()
+                    engine.search(test.z[part], k=10, params=params, modality=test.modality[part])
+                    seconds[biased, number, turn] = (time.process_time_ns() - start) / 1e6
+        best = seconds.min(2).sum(1) / (count * batch)
+        out[name] = {"with": round(float(best[1]), 4), "without": round(float(best[0]), 4)}
+    return out
 
-    The bank has training queries, weights are chosen on test queries, and validation queries are measured. Items that a
-    training query shows are left out.
+
+# -- does an answer exist? -----------------------------------------------------------------------------------------
+
+
+def existence(measured: Measurement) -> dict[str, Any]:
+    """AUROC of "the collection holds an answer" on test queries with and without their positives in the pool.
+
+    The probability is fitted on validation and other held-out queries, as `genius train` fits it.
     """
-    from lab.icons.vectors import load
-
-    model = Genius.from_pretrained("bundled:mini")
-    parts = load(features)
-    out.mkdir(parents=True, exist_ok=True)
-    pool = parts["train"].pool
-    new = torch.ones(len(pool), dtype=torch.bool)
-    new[parts["train"].pairs[:, 1]] = False
-    rows = new.nonzero()[:, 0]
-    place = torch.full((len(pool),), -1, dtype=torch.long)
-    place[rows] = torch.arange(len(rows))
-    items = pool[rows]
-    z = vectors(model, items)
-    np.savez(out / "items.npz", z=z, modality=items.modality.numpy(), codes=codes_of(model, z, items.modality))
-    for name, source in (("learn", "train"), ("validation", "test"), ("test", "val"), ("held-out", "val")):
-        part = parts[source]
-        if name == "held-out":
-            part = part.take_queries([])
-        target = torch.zeros(len(part.queries), dtype=torch.long)
-        target[part.pairs[:, 0]] = pool.modality[part.pairs[:, 1]]
-        pairs = torch.stack([part.pairs[:, 0], place[part.pairs[:, 1]]], 1)
-        arrays: dict[str, Any] = {"modality": part.queries.modality.numpy(), "pairs": pairs[pairs[:, 1] >= 0].numpy()}
-        tasks = np.array([part.task_name(int(task)) for task in part.tasks], np.str_)
-        np.savez(out / f"{name}.npz", z=vectors(model, part.queries), target=target.numpy(), tasks=tasks, **arrays)
-    about = {"model": "bundled:mini", "icons": len(pool), "items": len(rows), "training_queries": len(parts["train"].queries)}
-    (out / "about.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def bundled(args: argparse.Namespace) -> None:
-    """Lines of `bundled:mini`, a bank and its choices for each seed."""
-    if not (args.work / "about.json").exists():
-        write_bundled_vectors(args.features, args.work)
-    model = Genius.from_pretrained("bundled:mini")
-    model.generator.eval()
-    for seed in range(3):
-        bench = Bench(args.work, seed)
-        drawn = bench.bank(PER_SEED)
-        every = np.arange(len(bench.items))
-        reconstructed = bench.engine(drawn, None, model, every).collection.reconstructed
-        assert reconstructed is not None
-        start = time.process_time()
-        bank = choose(
-            drawn, bench.judged, bench.items, bench.modality, shown=bench.shown, reconstructed=reconstructed.take(every)
-        )
-        about = {
-            "command": "python -m lab.above_dense bundled",
-            "commit": current_commit(),
-            "date": datetime.date.today().isoformat(),
-            "device": "CPU",
-            "threads": torch.get_num_threads(),
-            "benchmark": "bundled",
-            "seed": seed,
-            "training": {"model": "bundled:mini", "seed": seed},
-            "seconds_of_choosing": round(time.process_time() - start, 1),
-        }
-        results = Results(args.out / f"above-dense-bundled-{seed}.json", about)
-        numbers = {key: np.round(np.asarray(getattr(bank, key), float), 3).tolist() for key in ("bias_weights", "code_shares")}
-        results.note("bias", numbers | {"queries": len(bank)})
-        results.note("test_queries", len(bench.test.z))
-        rows = np.flatnonzero(bench.unseen)
-        candidate_lines(bench, bank, model, rows, "unseen", results)
-        if not seed:
-            plain = replace(FLAT, item_bias=False)
-            reference = bench.hits(bench.engine(bank, bank, model, rows), rows, plain, True)
-            bank_lines(bench, bank, model, rows, Measured(results, reference, "unseen", len(rows)))
-        results.note("existence", existence(bench, bank, model, ("unseen",)))
-
-
-def described(command: str, run: Run, changes: dict[str, Any], device: str) -> dict[str, Any]:
-    """What a result says of its run."""
-    return {
-        "command": command,
-        "commit": os.environ.get("GENIUS_COMMIT", "") or current_commit(),
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "threads": torch.get_num_threads(),
-        "benchmark": run.benchmark,
-        "seed": run.config.seed,
-        "changes": changes,
+    bench = measured.bench
+    some = np.random.default_rng(0).permutation(len(bench.validation)) < MOST_QUERIES
+    every = np.ones(len(bench.held_out), bool)
+    searched = _searched(bench.validation, some).joined(_searched(bench.held_out, every), MOST_QUERIES)
+    lists = []
+    for share in POOL_SHARES:
+        rows = part_of_pool(len(bench.items), searched.positives, share)
+        lists.append(result_lists(measured.engine(rows), searched, rows, bench.modality[rows], FLAT))
+    fitted = fit(*ResultLists.cat(lists))
+    rows = measured.unseen
+    engine = measured.engine(rows)
+    there = set(rows.tolist())
+    counted = np.array([there.issuperset(own) for own in bench.test.positives])
+    left_out = np.random.default_rng(0).permutation(np.flatnonzero(counted))[TESTED:]
+    counted[left_out] = False
+    test = _searched(bench.test, counted)
+    found = result_lists(engine, test, rows, bench.modality[rows], FLAT)
+    plain = result_lists(engine, test, rows, bench.modality[rows], DENSE)
+    values = {
+        "cosine of the first hit": torch.cat([plain.scores, plain.negative_scores])[:, 0].numpy(),
+        "z-score of the first hit": _z_scores(plain, engine.background(test.z)),
+        "probability": np.concatenate(answer_probabilities(fitted, found)),
+        ORACLE: torch.cat([found.positive, 0 * found.positive])[:, 0].double().numpy(),
     }
+    labels = np.repeat([True, False], int(counted.sum()))
+    tasks = np.tile(bench.test.tasks[counted], 2)
+    signals = {name: _signal(value, labels, tasks) for name, value in values.items()}
+    del signals[ORACLE]["hopeless_rejected_at_95_kept"]  # two values have no such threshold
+    return {"queries": int(counted.sum()), "items": len(rows), "fitted_on": len(searched.z), "signals": signals}
+
+
+def _searched(part: Part, kept: Bools) -> Searched:
+    rows = np.flatnonzero(kept)
+    z = part.z[rows]
+    modality = part.modality[rows]
+    return Searched(z, z, modality, modality != int(Modality.TEXT), [part.positives[row] for row in rows])
+
+
+def _signal(value: NDArray[Any], labels: Bools, tasks: NDArray[Any]) -> dict[str, Any]:
+    """AUROC, and the share of hopeless queries below the value that 95 % of the others reach."""
+    least = np.quantile(value[labels], 0.05)
+    out: dict[str, Any] = {"auroc": round(auroc(value, labels), 4)}
+    out["hopeless_rejected_at_95_kept"] = round(float((value[~labels] < least).mean()), 4)
+    names = sorted(set(tasks.tolist()))
+    out["auroc_by_task"] = {task: round(auroc(value[tasks == task], labels[tasks == task]), 4) for task in names}
+    return out
+
+
+def _z_scores(lists: ResultLists, background: Floats) -> NDArray[Any]:
+    """(2 Q,) how many standard deviations the first hit is above items of its modality in general."""
+    first = torch.cat([lists.modalities, lists.negative_modalities])[:, 0].numpy()
+    scores = torch.cat([lists.scores, lists.negative_scores])[:, 0].numpy()
+    around = np.concatenate([background, background])[np.arange(len(first)), first]
+    values: NDArray[Any] = (scores - around[:, 0]) / np.maximum(around[:, 1], 1e-3)
+    return values
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def result_file(benchmark: str) -> Path:
+    return Path(f"lab/results/above_dense_{benchmark}.json")
+
+
+def merge(files: Sequence[Path]) -> None:
+    """One JSON for each benchmark, of what `train` wrote of single trainings."""
+    bodies = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for benchmark in TITLES:
+        own = sorted((body for body in bodies if body["benchmark"] == benchmark), key=lambda body: body["seed"])
+        if not own:
+            continue
+        shared = {name: own[0][name] for name in ("command", "commit", "date", "device", "threads", "changes")}
+        lines = summary(own, ("candidates", "search", "target"))
+        body = {**shared, "seeds": [run["seed"] for run in own], "summary": lines, "runs": own}
+        write_json(result_file(benchmark), body)
+
+
+def tables(benchmark: str, body: dict[str, Any]) -> str:
+    """Markdown of the measured lines of a benchmark."""
+    lines = body["summary"]
+    runs = body["runs"]
+    recipe = "`builtin:default` as it is (three stages)"
+    if body.get("changes"):
+        steps = ", ".join(f"{name} {value}" for name, value in body["changes"].items())
+        recipe = f"`builtin:default`, stages 1 and 2 with fewer steps ({steps})"
+    asked = runs[0].get("test_queries") or runs[0]["existence"]["unseen"]["queries"]
+    out = [
+        f"{TITLES[benchmark]}: hit@5 in percent, {recipe},\nseeds {', '.join(map(str, body['seeds']))}, {asked:,} test queries; "
+        f"{body['device']}, {body['date']}. Shares are of dense search\nthat is given the target over the same candidates: tasks "
+        f"averaged over seeds, their mean / the worst task.",
+    ]
+    tasks = list(lines[0]["hit@5"])
+    for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
+        own = [line for line in lines if line["candidates"] == candidates]
+        items = next(line["items"] for run in runs for line in run["lines"] if line["candidates"] == candidates)
+        out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
+        out.append("|---|---|---:|---|" + "---:|" * len(tasks))
+        for line in own:
+            hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" if task in line["hit@5"] else "-" for task in tasks)
+            shares = f"{line['mean']:.3f} / {line['worst']:.3f}"
+            out.append(f"| {line['search']} | {line['target']} | {line['seeds']} | {shares} | {hits} |")
+    return "\n".join([*out, *existence_table(benchmark, [run["existence"]["unseen"] for run in runs if "existence" in run])])
+
+
+def existence_table(benchmark: str, found: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines of Markdown: does the collection hold an answer?"""
+    if not found:
+        return []
+    out = [
+        "",
+        f"Does the collection hold an answer? ({benchmark}, unseen candidates, each test query with and without its positives, "
+        f"{len(found)} seeds)",
+        "",
+        "| signal | AUROC | hopeless queries that return nothing where 95 % of answers are kept |",
+        "|---|---:|---:|",
+    ]
+    for name in found[0]["signals"]:
+        signals = [own["signals"][name] for own in found]
+        share = "-"
+        if "hopeless_rejected_at_95_kept" in signals[0]:
+            share = f"{100 * np.mean([signal['hopeless_rejected_at_95_kept'] for signal in signals]):.0f} %"
+        out.append(f"| {name} | {np.mean([signal['auroc'] for signal in signals]):.3f} | {share} |")
+    return out
+
+
+def cost_table(body: dict[str, Any]) -> str:
+    """Markdown of milliseconds with and without a bias."""
+    cost = next(run["cost"] for run in body["runs"] if "cost" in run)
+    shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
+    return "\n".join(
+        [
+            f"Processor milliseconds per query on one thread without and with the bias, which takes {cost['bytes_per_item']} "
+            f"bytes per item (a bank of\n{cost['queries_in_bank']:,} queries; fashion, unseen candidates):",
+            "",
+            "| search | without | with |",
+            "|---|---:|---:|",
+            *shown,
+        ]
+    )
+
+
+def plot(bodies: dict[str, dict[str, Any]]) -> str:
+    """SVG: mean share of search without a bias, by the number of queries per task that an index learned from."""
+    curves = {}
+    for benchmark, body in bodies.items():
+        own = {line["search"]: line for line in body["summary"] if line["candidates"] == "unseen" and line["target"] == "unknown"}
+        base = own["default, no bias"]["mean"]
+        named = {size: own[f"learned from {size:,} queries per task, no labels"] for size in BANK_SIZES}
+        curves[TITLES[benchmark]] = [(size, line["mean"] / base) for size, line in named.items()]
+    top = max(share for points in curves.values() for _, share in points)
+    low = min(0.99, *(share for points in curves.values() for _, share in points))
+
+    def place(size: int, share: float) -> tuple[float, float]:
+        across = (np.log(size) - np.log(BANK_SIZES[0])) / (np.log(BANK_SIZES[-1]) - np.log(BANK_SIZES[0]))
+        return 70 + 440 * float(across), 210 - 170 * (share - low) / (top - low)
+
+    out = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 260" font-family="sans-serif" font-size="13" fill="#1d1b26">'
+    ]
+    out.append('<rect width="620" height="260" fill="#ffffff"/>')
+    for share in np.arange(np.ceil(low * 100) / 100, top + 1e-9, 0.01):
+        _, y = place(BANK_SIZES[0], float(share))
+        out.append(
+            f'<path d="M70 {y:.1f}H510" stroke="#dddddd"/><text x="62" y="{y + 4:.1f}" text-anchor="end">{share:.2f}</text>'
+        )
+    for size in BANK_SIZES:
+        x, _ = place(size, low)
+        out.append(f'<text x="{x:.1f}" y="230" text-anchor="middle">{size:,}</text>')
+    out.append('<text x="290" y="250" text-anchor="middle">queries per task, no labels</text>')
+    out.append('<text x="70" y="20">hit@5 as a share of search without a bias, mean over tasks and seeds</text>')
+    for (benchmark, points), colour in zip(curves.items(), ("#2654d6", "#d62828"), strict=True):
+        places = [place(*point) for point in points]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.500" fill="{colour}"/>' for x, y in places]
+        out.append(f'<text x="518" y="{places[-1][1] + 4:.1f}" fill="{colour}">{benchmark}</text>')
+    return "\n".join([*out, "</svg>\n"])
+
+
+def write_table() -> None:
+    bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in TITLES}
+    made = [tables(name, body) for name, body in bodies.items()]
+    made.append("![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)")
+    made.append(cost_table(bodies["fashion"]))
+    PLOT.write_text(plot(bodies), encoding="utf-8")
+    write_between(PAGE, BEGIN, END, "\n\n".join(made))
 
 
 def train(args: argparse.Namespace) -> None:
     """One training and its lines; a part that fails does not stop the others."""
-    changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in args.set)}
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = "cuda"
-    run = Run.of(args.benchmark, args.features, args.work, args.seed, changes, device, args.products)
-    about = described("python -m lab.above_dense train", run, changes, device) | {"products": args.products}
-    name = f"{args.benchmark}-{args.seed}"
-    results = Results(args.out / f"above-dense-{name}.json", about)
-    start = time.monotonic()
-    trained, seconds = run.train()
-    model = trained.model
-    bank = model.queries
-    assert bank is not None
-    write_bench(run, trained, args.work / "vectors")
-    (args.work / "trained").write_text("stages 1 to 3\n", encoding="utf-8")
-    bench = Bench(args.work / "vectors", args.seed, device)
-    results.note("seconds_of_training", seconds)
-    results.note("metrics", {stage: values for stage, values in trained.metrics.items() if stage != "quantizer"})
-    numbers = {key: np.round(np.asarray(getattr(bank, key), float), 3).tolist() for key in ("bias_weights", "bias_temperatures")}
-    results.note("bias", numbers | {"code_shares": np.asarray(bank.code_shares, float).tolist(), "queries": len(bank)})
-    results.note("test_queries", len(bench.test.z))
-    pack(trained, bench, args.out, f"pack-{name}")
-    if name == "icons-0":
-        pack_codebooks(model, args.out, f"codebooks-{name}")
-    unseen = np.flatnonzero(bench.unseen)
+    run = Run.of(args)
+    results = Results(
+        args.out / f"above-dense-{args.benchmark}-{args.seed}.json", described("python -m lab.above_dense train", run)
+    )
+    measured = Measurement(run, results)
+    every = np.arange(len(measured.bench.items))
     work: dict[str, Callable[[], None]] = {
-        "unseen": lambda: candidate_lines(bench, bank, model, unseen, "unseen", results),
-        "beams": lambda: beam_lines(bench, bank, model, unseen, results),
-        "added": lambda: added_lines(run, trained.heads, results),
-        "all": lambda: candidate_lines(bench, bank, model, np.arange(len(bench.items)), "all", results),
-        "filled": lambda: filled_lines(bench, bank, model, results),
+        "unseen": lambda: measured.candidates(measured.unseen, "unseen"),
+        "all": lambda: measured.candidates(every, "all"),
+        "beams": measured.beams,
+        "banks": measured.banks,
+        "added": measured.added,
+        "existence": measured.existence,
+        "cost": measured.cost,
     }
     for part in args.parts.split(","):
-        try:
-            work[part]()
-        except Exception as error:  # the other parts are worth having
-            results.note(f"failed_{part}", repr(error))
-            print(part, repr(error), flush=True)
-        print(name, part, round(time.monotonic() - start), "s", flush=True)
+        results.measure(part, work[part])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train")
-    training.add_argument("benchmark", choices=["fashion", "icons"])
-    for folder in ("features", "work", "out"):
-        training.add_argument(folder, type=Path)
-    training.add_argument("--seed", type=int, default=0)
+    add_arguments(training)
     training.add_argument("--parts", default=",".join(PARTS))
-    training.add_argument("--set", action="append", default=[], help="one field of the config, name=JSON")
-    mini = commands.add_parser("bundled")
-    for folder in ("features", "work", "out"):
-        mini.add_argument(folder, type=Path)
-    unpacking = commands.add_parser("unpack")
-    unpacking.add_argument("benchmark", choices=["fashion", "icons"])
-    for path in ("features", "work", "pack"):
-        unpacking.add_argument(path, type=Path)
-    unpacking.add_argument("--seed", type=int, default=0)
-    for command in (training, unpacking):
-        command.add_argument("--products", type=int, help="only the first so many fashion products")
+    merging = commands.add_parser("merge")
+    merging.add_argument("files", type=Path, nargs="+")
+    commands.add_parser("table")
     args = parser.parse_args(arguments)
     if args.command == "train":
         train(args)
-    elif args.command == "bundled":
-        bundled(args)
+    elif args.command == "merge":
+        merge(args.files)
     else:
-        unpack(args)
+        write_table()
 
 
 if __name__ == "__main__":

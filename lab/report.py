@@ -78,9 +78,13 @@ def folded(title: str) -> list[str]:
 def about(body: dict[str, Any], line: dict[str, Any]) -> str:
     changed = ", ".join(f"{name} = {value}" for name, value in body["changes"].items()) or "nothing changed"
     where = body.get("device", "NVIDIA H200")
+    alike = [other for other in body["lines"] if (other.get("name"), other.get("target")) == (line["name"], line["target"])]
+    trainings = "one training"
+    if len(alike) > 1:
+        trainings = f"the first of {len(alike)} trainings"
     return (
-        f"{line['pool']:,} candidates, {line['questions']:,} queries, recipe `builtin:default` ({changed}), seed {line['seed']}, "
-        f"{where}, {body['date']}."
+        f"{line['pool']:,} candidates, {line['questions']:,} queries, recipe `builtin:default` ({changed}), seed {line['seed']} "
+        f"({trainings}), {where}, {body['date']}."
     )
 
 
@@ -145,8 +149,9 @@ def page() -> str:
         "trainings are given where there is more than one training. The recipe is ours (`builtin:default`); its constants were chosen",
         "with seed 0 on part of these test queries. [The paper's recipe](mbeir.md#tables-4-and-5-ablations) keeps less on this data.",
         "",
-        "Rows of the default search appear when it has been measured in its present form. `bytes per item`: codes, trie and, where",
-        "they are needed, vectors of 256 float32 numbers.",
+        "Rows of the default search appear when it has been measured in its present form; with and without its item bias it stands in",
+        "[the search engine](../engine.md#item-bias), with the seeds of every row. Items that share an ID are listed in the order of the",
+        "pool, which knows nothing of queries. `bytes per item`: codes, trie and, where they are needed, vectors of 256 float32 numbers.",
         "",
     ]
     for name in ("fashion", "icons"):

@@ -1,11 +1,12 @@
 """New wordings of instructions: how much of hit@5 is left, and whether the right modality comes first.
 
-    python -m lab.wordings FEATURES PACKED RUN PACK [RUN PACK ...] [--towers FOLDER]     -> lab/results/wordings_fashion.json
-    python -m lab.wordings --read [--towers FOLDER]                                      -> lab/results/wordings_read.json
-    python -m lab.wordings --table                                                       -> docs/training.md
+    python -m lab.wordings run fashion FEATURES WORK OUT --seed N [--towers FOLDER]     -> OUT/wordings-N.json
+    python -m lab.wordings merge FILE ...                                               -> lab/results/wordings_fashion.json
+    python -m lab.wordings read [--towers FOLDER]                                       -> lab/results/wordings_read.json
+    python -m lab.wordings table                                                        -> docs/training.md
 
-FEATURES: what `lab.fashion.data.extract` wrote, PACKED: what `pack` made of it; RUN and PACK as in `lab.above_dense unpack`, of
-several seeds. Training knows the four wordings of each direction in
+FEATURES: what `lab.fashion.data.extract` wrote; the other arguments as in `lab.above_dense`, whose training in WORK is read back
+or made. Training knows the four wordings of each direction in
 `genius.types.TEMPLATES`; those below it has never seen. The default search, target unknown, over candidates that no training
 query shows. Instructions are encoded as they are, or read and replaced by the model's own wording
 (`genius.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
@@ -17,7 +18,6 @@ looked at when it was improved again; the "second blind" ones were written after
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import re
 from collections.abc import Sequence
@@ -31,14 +31,11 @@ from numpy.typing import NDArray
 from genius.features import Features
 from genius.instructions import LEXICON
 from genius.known_instructions import KnownInstructions
-from genius.search import SearchParams
 from genius.types import TEMPLATES, Modality, Query, query_text
-from lab import current_commit
-from lab.above_dense import Run, unpacked
 from lab.fashion.data import TASKS
 from lab.fashion.towers import MiniLM, package_file
-from lab.item_bias import Bench, compact
 from lab.tables import write_between
+from lab.trained import FLAT, Bench, Ints, Run, add_arguments, described, hit_rates, run_details, write_json
 
 RESULT = Path("lab/results/wordings_fashion.json")
 READ = Path("lab/results/wordings_read.json")
@@ -202,20 +199,19 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
-def measure(features: Path, packed: Path, work: Path, pack: Path, read: Reader) -> dict[str, Any]:
-    about = json.loads((work / "vectors" / "about.json").read_text(encoding="utf-8"))
-    bench = Bench(work / "vectors", about["seed"])
-    products = about["items"] // 3
-    run = Run.of("fashion", packed, work, about["seed"], {}, "cpu", products)
-    trained = unpacked(run, pack)
+def measure(args: argparse.Namespace) -> None:
+    """Lines of one training."""
+    run = Run.of(args)
+    trained = run.train()
+    bench = run.bench(trained)
     model = trained.model
-    heads = trained.heads
-    assert model.queries is not None and heads is not None
+    assert model.queries is not None and trained.heads is not None
     data = run.data.test
-    texts = test_texts(features, products)
+    read = Reader(args.towers)
+    texts = test_texts(args.features, len(bench.items) // 3)
     random = np.random.default_rng(0)
     rows = np.flatnonzero(bench.unseen)
-    engine = bench.engine(model.queries, model.queries, model, rows)
+    engine = bench.engine(model, rows, model.queries, model.queries)
     tasks = data.tasks.numpy()
     asked = np.concatenate([random.permutation(np.flatnonzero(tasks == task))[:PER_TASK] for task in TASKS])
     lines = [{"wording": "training", **_found(bench, engine, rows, asked, bench.test.z[asked])}]
@@ -230,11 +226,22 @@ def measure(features: Path, packed: Path, work: Path, pack: Path, read: Reader) 
                 queries = [reader.in_own_words(query) for query in queries]
             part = data.queries[torch.from_numpy(asked)]
             worded = Features(part.image, read([query_text(query) for query in queries]), part.image_mask, part.text_mask)
-            z, _ = model.embed(heads.apply_chunked(worded))
+            z, _ = model.embed(trained.heads.apply_chunked(worded))
             line = {"wording": name, "instructions": way, **_found(bench, engine, rows, asked, z.numpy())}
             lines.append(line | {"drop": round(lines[0]["hit@5"] - line["hit@5"], 2)})
             print(json.dumps(lines[-1]), flush=True)
-    return {"training": {"products": products, "seed": about["seed"]}, "candidates": len(rows), "lines": lines}
+    body = described("python -m lab.wordings run", run) | {"candidates": len(rows), "queries": len(asked), "lines": lines}
+    write_json(args.out / f"wordings-{args.seed}.json", body)
+
+
+def merge(files: Sequence[Path]) -> None:
+    """The JSON of all seeds."""
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    first = runs[0]
+    body = {name: first[name] for name in ("command", "commit", "date", "device", "threads", "queries", "candidates")}
+    body["seeds"] = [run["seed"] for run in runs]
+    body["held_out_words"] = {name: sorted(held_out_words(name)) for name in WORDINGS}
+    write_json(RESULT, {**body, "summary": summary(runs), "runs": runs})
 
 
 def _readers(name: str, tower: Reader) -> dict[str, KnownInstructions | None]:
@@ -267,26 +274,18 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
-def _found(
-    bench: Bench, engine: Any, rows: NDArray[np.int64], asked: NDArray[np.int64], z: NDArray[np.float32]
-) -> dict[str, Any]:
+def _found(bench: Bench, engine: Any, rows: Ints, asked: Ints, z: NDArray[np.float32]) -> dict[str, Any]:
     """hit@5 of every task, and how often the first hit has the right modality."""
-    result = engine.search(z, k=5, params=SearchParams(plan="flat"), modality=bench.test.modality[asked])
-    found = rows[result.rows]
-    hit = np.array(
-        [bool(set(line) & set(bench.test.positives[query])) for line, query in zip(found.tolist(), asked, strict=True)]
-    )
+    found = rows[engine.search(z, k=5, params=FLAT, modality=bench.test.modality[asked]).rows]
     right = bench.modality[found[:, 0]] == bench.test.target[asked]
     tasks = bench.test.tasks[asked]
-    names = sorted(set(tasks.tolist()))
-    by_task = {task: round(100 * float(hit[tasks == task].mean()), 1) for task in names}
-    modality = {task: round(float(right[tasks == task].mean()), 4) for task in names}
+    by_task = {task: round(100 * five, 1) for task, (_, five) in hit_rates(bench.test, asked, found).items()}
     return {
         "queries": len(asked),
         "hit@5": round(float(np.mean([*by_task.values()])), 2),
         "right_modality_first": round(float(right.mean()), 4),
         "hit@5_by_task": by_task,
-        "right_modality_by_task": modality,
+        "right_modality_by_task": {task: round(float(right[tasks == task].mean()), 4) for task in by_task},
     }
 
 
@@ -347,45 +346,27 @@ def table(body: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path, nargs="?")
-    parser.add_argument("packed", type=Path, nargs="?")
-    parser.add_argument("runs", type=Path, nargs="*", help="RUN PACK of each seed")
-    parser.add_argument("--towers", type=Path)
-    parser.add_argument("--read", action="store_true", help="only which target each wording is read to ask for")
-    parser.add_argument("--table", action="store_true")
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    add_arguments(running)
+    merging = commands.add_parser("merge")
+    merging.add_argument("files", type=Path, nargs="+")
+    reading = commands.add_parser("read")
+    commands.add_parser("table")
+    for command in (running, reading):
+        command.add_argument("--towers", type=Path, help="folder of the frozen towers' packages")
     args = parser.parse_args()
-    if args.table:
+    if args.command == "run":
+        measure(args)
+    elif args.command == "merge":
+        merge(args.files)
+    elif args.command == "read":
+        body = {"command": "python -m lab.wordings read", **run_details(), "lines": targets_read(Reader(args.towers))}
+        write_json(READ, body)
+    else:
         tables = [table(json.loads(RESULT.read_text(encoding="utf-8")))]
         tables.append(read_table(json.loads(READ.read_text(encoding="utf-8"))))
         write_between(PAGE, BEGIN, END, "\n\n".join(tables))
-        return
-    commit = current_commit()
-    read = Reader(args.towers)
-    if args.read:
-        made: dict[str, Any] = {
-            "command": "python -m lab.wordings --read",
-            "commit": commit,
-            "date": datetime.date.today().isoformat(),
-        }
-        made |= {"device": "CPU", "threads": torch.get_num_threads()}
-        READ.write_text(compact({**made, "lines": targets_read(read)}), encoding="utf-8")
-        return
-    runs = [measure(args.features, args.packed, *run, read) for run in zip(args.runs[0::2], args.runs[1::2], strict=True)]
-    body = {
-        "command": "python -m lab.wordings",
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-        "device": "CPU",
-        "threads": torch.get_num_threads(),
-        "seeds": [run["training"]["seed"] for run in runs],
-        "queries": runs[0]["lines"][0]["queries"],
-        "candidates": runs[0]["candidates"],
-        "held_out_words": {name: sorted(held_out_words(name)) for name in WORDINGS},
-        "summary": summary(runs),
-        "runs": runs,
-    }
-    RESULT.write_text(compact(body), encoding="utf-8")
-    print(json.dumps(body["summary"], indent=1))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m lab.front.sizes VECTORS --out lab/front/results/sizes_fashion.json [--sizes 1000,20000,50000,160000] [--seeds 3]
 
-VECTORS: the folder `vectors` of `python -m lab.above_dense unpack`. A seed draws the test queries, the items around their
+VECTORS: the folder `vectors` in WORK of `python -m lab.above_dense train`. A seed draws the test queries, the items around their
 positives, and the queries of the bank. Collections larger than the data are filled by the rule of `lab.front.data`, each modality
 by itself. The default search picks its own plan; its bank is what `genius train` would keep. IDs and decoder take no part in it.
 """
@@ -29,7 +29,7 @@ from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, LazyPart, SearchEngine, SearchParams
 from lab import current_commit
 from lab.front.data import filled
-from lab.item_bias import Bench
+from lab.trained import Bench
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

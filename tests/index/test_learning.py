@@ -140,7 +140,12 @@ def test_a_damaged_or_foreign_file_counts_as_none(filled: Index, model: Genius) 
     plain = [hit.id for hit in filled.search("thing 7", item_bias=False)]
     path = filled.path / LEARNED
     arrays, about = load_file(path), learned.learned_metadata(filled.path)
-    for name, value in (("bias_weights", np.full((3, 3), np.nan, np.float32)), ("z", np.zeros((4, 3), np.float16))):
+    damaged = [
+        ("bias_weights", np.full((3, 3), np.nan, np.float32)),
+        ("z", np.zeros((4, 3), np.float16)),
+        ("z", np.full_like(arrays["z"], np.nan)),
+    ]
+    for name, value in damaged:
         save_file({**arrays, name: value}, path, about)
         assert [hit.id for hit in Index.open(filled.path, model).search("thing 7")] == plain
     save_file(arrays, path, {**about, "fingerprint": "another"})
@@ -228,6 +233,22 @@ def test_the_command(filled: Index, model_folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout)["queries"] == 100
     shown = CliRunner().invoke(app, ["info", str(filled.path)])
     assert "learned   from 100 queries" in shown.stdout
+
+
+@pytest.mark.parametrize(("body", "line"), [("", "0 different queries"), ('{"text": "a"}\n' * 90, "1 different queries of 90")])
+def test_the_command_refuses_a_log_that_teaches_nothing(
+    filled: Index, model_folder: Path, tmp_path: Path, body: str, line: str
+) -> None:
+    from typer.testing import CliRunner
+
+    from genius.cli import app
+
+    log = tmp_path / "log.jsonl"
+    log.write_text(body)
+    done = CliRunner().invoke(app, ["learn", str(filled.path), "--queries", str(log), "--model", str(model_folder)])
+    assert done.exit_code == 2
+    assert line in done.stderr and "the index is unchanged" in done.stderr and done.stderr.count("\n") == 1
+    assert not (filled.path / LEARNED).exists()
 
 
 def test_a_disk_that_fails_while_learning_is_one_line(filled: Index, monkeypatch: pytest.MonkeyPatch) -> None:

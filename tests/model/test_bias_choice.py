@@ -9,16 +9,12 @@ from genius.model import bias_choice
 from genius.model.bias_choice import (
     JudgedQueries,
     agreement,
-    bank_subset,
     choose,
     choose_crossed,
-    directions,
     fitting,
-    limits,
-    mean_similarity,
     shrink,
 )
-from genius.model.query_bank import TEMPERATURE, UNJUDGED_WEIGHT, QueryBank
+from genius.model.query_bank import TEMPERATURE, UNJUDGED_WEIGHT, QueryBank, mean_similarity
 
 WIDTH = 32
 TEXT, IMAGE = 1, 0
@@ -151,7 +147,7 @@ def test_agreement_falls_with_noise_and_the_weight_with_few_queries() -> None:
     few = shrink(bank(queries[:100]), items, modality).bias_weight(TEXT, IMAGE)
     assert 0 < few < many < 600 / 1100
     assert shrink(bank(queries[:60]), items, modality).bias_weight(TEXT, IMAGE) == 0  # too few to say anything
-    assert not directions(bank(queries, real=False))
+    assert not bank(queries, real=False).directions()
 
 
 def test_what_training_chose_limits_what_a_log_without_positives_does() -> None:
@@ -161,7 +157,7 @@ def test_what_training_chose_limits_what_a_log_without_positives_does() -> None:
     weights[TEXT, IMAGE] = 0.65
     strong = bank(queries[:300], bias_weights=weights, bias_temperatures=np.full((3, 3), TEMPERATURE, np.float32))
     none = bank(queries[:300], bias_weights=0 * weights, bias_temperatures=strong.bias_temperatures)
-    found = [shrink(bank(queries), items, modality, limits(known)).bias_weight(TEXT, IMAGE) for known in (None, strong, none)]
+    found = [shrink(bank(queries), items, modality, known).bias_weight(TEXT, IMAGE) for known in (None, strong, none)]
     assert found[0] == pytest.approx(UNJUDGED_WEIGHT) and UNJUDGED_WEIGHT < found[1] <= 0.65 and found[2] == 0
 
 
@@ -172,7 +168,7 @@ def test_queries_of_something_else_do_not_count() -> None:
     foreign = bank(normalized(-unit(1, 9) + 0.5 * unit(200, 11)))
     assert fitting(foreign, known, items, modality).mean() < 0.05
     assert fitting(bank(queries[300:]), known, items, modality).mean() > 0.85
-    assert fitting(foreign, bank_subset(known, np.arange(300) < 10), items, modality).all()  # too few are known to tell
+    assert fitting(foreign, known.subset(np.arange(300) < 10), items, modality).all()  # too few are known to tell
 
 
 def test_mean_similarity_is_the_formula() -> None:

@@ -65,7 +65,7 @@ def directions_of(bank: QueryBank) -> tuple[Direction, ...]:
     out = []
     for query in range(MODALITIES):
         for target in range(MODALITIES):
-            count = int(((bank.modality == query) & (bank.target == target)).sum())
+            count = int(bank.in_direction(query, target).sum())
             if count:
                 weight = round(bank.bias_weight(query, target), 4)
                 temperature = round(bank.temperature(query, target), 4)

@@ -30,12 +30,8 @@ from genius.index.target import spread
 from genius.model.bias_choice import (
     FEWEST_JUDGED,
     JudgedQueries,
-    bank_subset,
     choose_crossed,
-    directions,
     fitting,
-    known_code_shares,
-    limits,
     shrink,
 )
 from genius.model.query_bank import FEWEST, MODALITIES, SIZE, QueryBank
@@ -139,9 +135,9 @@ def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress
         selected = fitting(bank, state.model.queries, items, modality)
     ignored = int((~selected).sum())
     rows = np.flatnonzero(selected)
-    bank = bank_subset(bank, selected)
+    bank = bank.subset(selected)
     owners = [owners[row] for row in rows]
-    if not directions(bank):
+    if not bank.directions():
         left_out = ""
         if ignored:
             left_out = f"; {ignored:,} have nothing to do with this collection"
@@ -311,31 +307,31 @@ def _chosen(
     positives = [[place[name] for name in entry.clicked if name in place] for entry in entries]
     rows = [row for row, query_positives in enumerate(positives) if query_positives]
     if len(rows) < FEWEST_JUDGED:
-        return shrink(bank, items, modality, limits(known), known_code_shares(known)), "agreement"
-    z = np.asarray(bank.z)[rows]
-    judged = JudgedQueries(z, np.asarray(bank.modality)[rows], np.asarray(bank.target)[rows], [positives[row] for row in rows])
-    chosen = choose_crossed(bank, judged, rows, items, modality)
-    return replace(chosen, code_shares=known_code_shares(known).copy()), "positives"
+        return shrink(bank, items, modality, known), "agreement"
+    judged = JudgedQueries(bank.z[rows], bank.modality[rows], bank.target[rows], [positives[row] for row in rows])
+    return choose_crossed(bank, judged, rows, items, modality, known), "positives"
 
 
 def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
     """The bank, with the model's own queries of directions that it lacks."""
     if known is None or not known.real:
         return bank
-    bank_directions = set(directions(bank))
-    missing = [pair for pair in directions(known) if pair not in bank_directions]
+    missing = [pair for pair in known.directions() if pair not in bank.directions()]
     if not missing:
         return bank
     assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
     parts = [bank]
     for query, target in missing:
-        selected = (np.asarray(known.modality) == query) & (np.asarray(known.target) == target)
-        parts.append(bank_subset(known, selected))
+        parts.append(known.subset(known.in_direction(query, target)))
         bank.bias_weights[query, target] = known.bias_weight(query, target)
         bank.bias_temperatures[query, target] = known.temperature(query, target)
         bank.code_shares[query, target] = known.code_share(query, target)
-    arrays = [np.concatenate([np.asarray(getattr(part, name)) for part in parts]) for name in ("z", "modality", "target")]
-    return replace(bank, z=arrays[0], modality=arrays[1], target=arrays[2])
+    return replace(
+        bank,
+        z=np.concatenate([part.z for part in parts]),
+        modality=np.concatenate([part.modality for part in parts]),
+        target=np.concatenate([part.target for part in parts]),
+    )
 
 
 # -- collecting --------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from genius.model.query_bank import (
     TEMPERATURE,
     UNJUDGED_WEIGHT,
     QueryBank,
+    mean_similarity,
     unjudged_weight,
 )
 
@@ -98,7 +99,14 @@ def choose(
     return _with_best(bank, folds, _Items.of(items, item_modality, reconstructed), shown)
 
 
-def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], items: Any, item_modality: Any) -> QueryBank:
+def choose_crossed(
+    bank: QueryBank,
+    judged: JudgedQueries,
+    rows: Sequence[int],
+    items: Any,
+    item_modality: Any,
+    known: QueryBank | None = None,
+) -> QueryBank:
     """As `choose`, where the judged queries are themselves in the bank: each half of it is judged with the bias of the other.
 
     Args:
@@ -107,62 +115,52 @@ def choose_crossed(bank: QueryBank, judged: JudgedQueries, rows: Sequence[int], 
         rows: Row in the bank of each judged query.
         items: (N, D) unit vectors.
         item_modality: (N,).
+        known: The model's own queries, which say how much of a bias scores made of codes take.
     """
     even = [place for place, row in enumerate(rows) if row % 2 == 0]
     odd_places = [place for place, row in enumerate(rows) if row % 2]
     half = np.arange(len(bank)) % 2 == 0
-    folds = [(bank_subset(bank, ~half), judged.take(even)), (bank_subset(bank, half), judged.take(odd_places))]
-    return _with_best(bank, folds, _Items.of(items, item_modality, None))
+    folds = [(bank.subset(~half), judged.take(even)), (bank.subset(half), judged.take(odd_places))]
+    chosen = _with_best(bank, folds, _Items.of(items, item_modality, None))
+    return replace(chosen, code_shares=_known_code_shares(known))
 
 
-def shrink(bank: QueryBank, items: Any, item_modality: Any, most: Any = UNJUDGED_WEIGHT, code_shares: Any = 0.0) -> QueryBank:
-    """The bank with weights that fall with few queries and with halves that disagree.
+def shrink(bank: QueryBank, items: Any, item_modality: Any, known: QueryBank | None = None) -> QueryBank:
+    """The bank with weights that fall with few queries and with halves that disagree; for queries without positives.
 
     Args:
         bank: Any queries.
         items: (N, D) unit vectors.
         item_modality: (N,).
-        most: Largest weight, of all directions or (3, 3) of each (`limits`).
-        code_shares: Of scores made of codes, of all directions or (3, 3) of each (`known_code_shares`).
+        known: The model's own queries; what held-out queries of training chose for them limits the weights, and says how much
+            of a bias scores made of codes take.
     """
-    items = np.asarray(items, np.float32)
-    item_modality = np.asarray(item_modality)
-    largest = np.broadcast_to(most, (MODALITIES, MODALITIES))
+    most = np.full((MODALITIES, MODALITIES), UNJUDGED_WEIGHT, np.float32)
+    if known is not None and known.bias_weights is not None:
+        for query, target in known.directions():
+            most[query, target] = known.bias_weights[query, target]
+    shrunk = _by_agreement(bank, np.asarray(items, np.float32), np.asarray(item_modality), most)
+    return replace(shrunk, code_shares=_known_code_shares(known))
+
+
+def _by_agreement(bank: QueryBank, items: Floats, item_modality: Ints, most: Floats) -> QueryBank:
+    """The bank with weights by number and agreement, at most (3, 3) `most`; scores made of codes take nothing."""
     weights = np.zeros((MODALITIES, MODALITIES), np.float32)
     temperatures = np.full((MODALITIES, MODALITIES), TEMPERATURE, np.float32)
-    for query, target in directions(bank):
-        direction_queries = queries_of(bank, query, target)
+    for query, target in bank.directions():
+        direction_queries = bank.z[bank.in_direction(query, target)]
         vectors = _sample(items[item_modality == target])
         if len(vectors) > 2:
             agreed = agreement(direction_queries, vectors)
-            weights[query, target] = unjudged_weight(len(direction_queries), agreed, float(largest[query, target]))
-    shares = np.array(np.broadcast_to(code_shares, (MODALITIES, MODALITIES)), np.float32)
-    return replace(bank, bias_weights=weights, bias_temperatures=temperatures, code_shares=shares)
+            weights[query, target] = unjudged_weight(len(direction_queries), agreed, float(most[query, target]))
+    return replace(bank, bias_weights=weights, bias_temperatures=temperatures, code_shares=np.zeros_like(weights))
 
 
-def known_code_shares(known: QueryBank | None) -> Floats:
-    """(3, 3) shares of the bias that scores made of codes may take, for queries without positives.
-
-    Args:
-        known: The model's own queries.
-    """
+def _known_code_shares(known: QueryBank | None) -> Floats:
+    """(3, 3) shares of the bias that scores made of codes may take, where nobody has judged them for these queries."""
     if known is None or known.code_shares is None:
         return np.zeros((MODALITIES, MODALITIES), np.float32)
-    return known.code_shares
-
-
-def limits(known: QueryBank | None) -> Floats:
-    """(3, 3) largest weights for queries without positives: what held-out queries of training chose, where they did.
-
-    Args:
-        known: The model's own queries.
-    """
-    most = np.full((MODALITIES, MODALITIES), UNJUDGED_WEIGHT, np.float32)
-    if known is None or known.bias_weights is None:
-        return most
-    for query, target in directions(known):
-        most[query, target] = known.bias_weights[query, target]
-    return most
+    return known.code_shares.copy()
 
 
 def agreement(queries: Floats, vectors: Floats, temperature: float = TEMPERATURE) -> float:
@@ -192,46 +190,13 @@ def fitting(bank: QueryBank, known: QueryBank, items: Any, item_modality: Any) -
     for target in range(MODALITIES):
         vectors = items[item_modality == target]
         for query in range(MODALITIES):
-            direction_queries = _direction(bank, query, target)
-            usual = queries_of(known, query, target)
+            direction_queries = bank.in_direction(query, target)
+            usual = known.z[known.in_direction(query, target)]
             if len(usual) < FEWEST or not direction_queries.any() or not len(vectors):
                 continue
             least = np.quantile(_best(usual[:SAMPLE], vectors), LEAST_QUANTILE)
-            kept[direction_queries] = _best(np.asarray(bank.z)[direction_queries], vectors) >= least
+            kept[direction_queries] = _best(bank.z[direction_queries], vectors) >= least
     return kept
-
-
-def mean_similarity(queries: Floats, vectors: Floats, temperature: float) -> Floats:
-    """(n,) t log mean over queries (Q, D) of exp(q . x / t) for vectors x (n, D): between their mean and their maximum."""
-    total = np.full(len(vectors), -np.inf, np.float32)
-    for first in range(0, len(queries), AT_ONCE):
-        scaled = queries[first : first + AT_ONCE] @ vectors.T / np.float32(temperature)
-        largest = scaled.max(0)
-        total = np.logaddexp(total, largest + np.log(np.exp(scaled - largest).sum(0)))
-    similarity: Floats = np.float32(temperature) * (total - np.float32(np.log(len(queries))))
-    return similarity
-
-
-def directions(bank: QueryBank) -> list[tuple[int, int]]:
-    """Query modality and target of the directions that the bank knows enough real queries of."""
-    pairs = [(query, target) for query in range(MODALITIES) for target in range(MODALITIES)]
-    return [pair for pair in pairs if bank.real and int(_direction(bank, *pair).sum()) >= FEWEST]
-
-
-def queries_of(bank: QueryBank, query: int, target: int) -> Floats:
-    """(n, D) queries of one direction."""
-    return np.asarray(bank.z, np.float32)[_direction(bank, query, target)]
-
-
-def bank_subset(bank: QueryBank, kept: Bools) -> QueryBank:
-    """Some queries of a bank, without its probe and what was chosen for it."""
-    rows = np.flatnonzero(kept)
-    return QueryBank(bank.z[rows], bank.modality[rows], bank.target[rows], real=bank.real)
-
-
-def _direction(bank: QueryBank, query: int, target: int) -> Bools:
-    same: Bools = (np.asarray(bank.modality) == query) & (np.asarray(bank.target) == target)
-    return same
 
 
 def _best(queries: Floats, vectors: Floats) -> Floats:
@@ -262,10 +227,10 @@ class _Items:
 
 def _with_best(bank: QueryBank, folds: Sequence[Fold], items: _Items, shown: Bools | None = None) -> QueryBank:
     """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
-    bank = shrink(bank, items.vectors, items.modality, JUDGED_WEIGHT)
+    most = np.full((MODALITIES, MODALITIES), JUDGED_WEIGHT, np.float32)
+    bank = _by_agreement(bank, items.vectors, items.modality, most)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
-    bank.code_shares[:] = 0
-    for query, target in directions(bank):
+    for query, target in bank.directions():
         rows = _candidates(items.modality == target, [judged for _, judged in folds], shown)
         unjudged = (TEMPERATURE, float(bank.bias_weights[query, target]))
         pairs = {(temperature, weight) for temperature in TEMPERATURES for weight in (0.0, *WEIGHTS)} | {unjudged}
@@ -296,7 +261,7 @@ class _JudgedFold:
     def of(cls, fold: Fold, query: int, target: int, vectors: Floats, rows: Ints) -> _JudgedFold:
         part, judged = fold
         queries, positives = _judged_queries(judged, query, target, len(vectors), rows)
-        return cls(queries_of(part, query, target), queries, positives)
+        return cls(part.z[part.in_direction(query, target)], queries, positives)
 
 
 def _values(

@@ -45,6 +45,7 @@ QUERIES_AT_ONCE = 1024  # compared with a block of items: 64 MB at 16,384 items
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,20 @@ class QueryBank:
     @property
     def width(self) -> int:
         return int(self.z.shape[1])
+
+    def in_direction(self, query_modality: int, target: int) -> Bools:
+        """(n,) which queries are of one direction."""
+        same: Bools = (self.modality == query_modality) & (self.target == target)
+        return same
+
+    def directions(self) -> list[tuple[int, int]]:
+        """Query modality and target of the directions that the bank knows enough real queries of."""
+        pairs = [(query, target) for query in range(MODALITIES) for target in range(MODALITIES)]
+        return [pair for pair in pairs if self.real and int(self.in_direction(*pair).sum()) >= FEWEST]
+
+    def subset(self, kept: Bools) -> QueryBank:
+        """Some queries, without the probe and what was chosen for the item bias."""
+        return QueryBank(self.z[kept], self.modality[kept], self.target[kept], real=self.real)
 
     @classmethod
     def of(cls, z: Any, modality: Any, target: Any, *, size: int = SIZE, seed: int = 0, real: bool = True) -> QueryBank:
@@ -144,7 +159,7 @@ class QueryBank:
         """
         if not self.real:
             return 0.0
-        queries = int(((self.modality == query_modality) & (self.target == target)).sum())
+        queries = int(self.in_direction(query_modality, target).sum())
         if queries < FEWEST:
             return 0.0
         if self.bias_weights is not None:
@@ -181,13 +196,9 @@ class QueryBank:
         weight = self.bias_weight(query_modality, target)
         if not weight:
             return np.zeros(len(vectors), np.float32)
-        direction_queries = self.z[(self.modality == query_modality) & (self.target == target)]
-        temperature = np.float32(self.temperature(query_modality, target))
-        total = np.full(len(vectors), -np.inf, np.float32)
-        for first in range(0, len(direction_queries), QUERIES_AT_ONCE):
-            similarities = direction_queries[first : first + QUERIES_AT_ONCE] @ vectors.T
-            total = np.logaddexp(total, _log_sum_exp(similarities / temperature))
-        bias: Floats = np.float32(weight) * temperature * (total - np.float32(np.log(len(direction_queries))))
+        direction_queries = self.z[self.in_direction(query_modality, target)]
+        temperature = self.temperature(query_modality, target)
+        bias: Floats = np.float32(weight) * mean_similarity(direction_queries, vectors, temperature)
         return bias
 
     def digest(self) -> str:
@@ -279,6 +290,16 @@ class QueryBank:
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise GeniusError(f"{path} holds a probe that is not finite")
         return cls(z, modality, target, weight.astype(np.float32), bias.astype(np.float32), real, *numbers)
+
+
+def mean_similarity(queries: Floats, vectors: Floats, temperature: float) -> Floats:
+    """(n,) t log mean over queries (Q, D) of exp(q . x / t) for vectors x (n, D): between their mean and their maximum."""
+    total = np.full(len(vectors), -np.inf, np.float32)
+    for first in range(0, len(queries), QUERIES_AT_ONCE):
+        similarities = queries[first : first + QUERIES_AT_ONCE] @ vectors.T
+        total = np.logaddexp(total, _log_sum_exp(similarities / np.float32(temperature)))
+    similarity: Floats = np.float32(temperature) * (total - np.float32(np.log(len(queries))))
+    return similarity
 
 
 def unjudged_weight(queries: int, agreement: float = 1.0, most: float = UNJUDGED_WEIGHT) -> float:

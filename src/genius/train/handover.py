@@ -18,7 +18,7 @@ from genius.data.features import FeatureSet
 from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads, write_heads
 from genius.features import Features
-from genius.model.bias_choice import JudgedQueries, bank_subset, choose
+from genius.model.bias_choice import JudgedQueries, choose
 from genius.model.config import GeniusConfig
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
@@ -88,7 +88,7 @@ def sampled_query_bank(second: QuantizerStage, parts: Split, seed: int) -> Query
         return bank
     further = []
     if parts.offsets is not None:
-        further.append((bank_subset(bank, ~held_out.numpy()), _judged(second, parts.offsets, data.pool_ids)))
+        further.append((bank.subset(~held_out.numpy()), _judged(second, parts.offsets, data.pool_ids)))
     ids = {parts.train.pool_ids[row] for row in parts.train.pairs[:, 1].tolist()}
     shown = np.array([name in ids for name in data.pool_ids], bool)
     items = second.embed(data.pool)
