@@ -151,7 +151,11 @@ def _shown(value: Any) -> str:
         if len(value) > 3 and len(set(value[1:])) == 1:
             return f"{value[0]} + {len(value) - 1} x {value[1]}"
         return ", ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def recipes(

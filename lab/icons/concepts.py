@@ -49,7 +49,9 @@ class Groups:
 def split_of(group: str) -> str:
     """85 / 5 / 10, by hash: the same group is in the same split in every build."""
     bucket = int.from_bytes(hashlib.sha256(f"icons:{group}".encode()).digest()[:4], "big") / 2**32
-    return "train" if bucket < 0.85 else "val" if bucket < 0.90 else "test"
+    if bucket < 0.85:
+        return "train"
+    return "val" if bucket < 0.90 else "test"
 
 
 def select(material: Material) -> list[Icon]:

@@ -45,7 +45,10 @@ def to_png(image: Image.Image) -> bytes:
     """A palette is enough for a drawing: 16 greys or 64 colours."""
     pixels = np.asarray(image)
     grey = bool((pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 1] == pixels[..., 2]).all())
-    small = image.quantize(16 if grey else 64, Image.Quantize.MEDIANCUT if grey else Image.Quantize.FASTOCTREE)
+    if grey:
+        small = image.quantize(16, Image.Quantize.MEDIANCUT)
+    else:
+        small = image.quantize(64, Image.Quantize.FASTOCTREE)
     out = io.BytesIO()
     small.save(out, "PNG", optimize=True)
     return out.getvalue()

@@ -64,7 +64,9 @@ class Candidate:
 
     @property
     def modality(self) -> str:
-        return "image,text" if self.image and self.text else "image" if self.image else "text"
+        if self.image and self.text:
+            return "image,text"
+        return "image" if self.image else "text"
 
 
 @dataclass(slots=True)

@@ -86,7 +86,9 @@ def join(word: str, parts: list[Condition]) -> Condition:
 
     def meaning(m: dict[str, Any]) -> bool | None:
         values = [part[1](m) for part in parts]
-        return decides if decides in values else None if None in values else not decides
+        if decides in values:
+            return decides
+        return None if None in values else not decides
 
     return "(" + f" {word} ".join(part[0] for part in parts) + ")", meaning
 
