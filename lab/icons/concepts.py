@@ -1,6 +1,6 @@
 """Concepts: which drawings are kept, which concepts must share a split, and which split each gets.
 
-Two levels. A *concept* is what makes a drawing a right answer ("microphone", "microphone+off"). A *group* is what must
+Two levels. A *concept* is what makes a drawing a positive ("microphone", "microphone+off"). A *group* is what must
 not be torn between train and test: a thing, everything done to it, its synonyms and its plurals, and whatever has an
 identical picture.
 """

@@ -1,7 +1,7 @@
 """image + text -> image: the same drawing, changed as the text asks. Derived from what sets name alike.
 
 Both ends are drawings of one set by one hand, of concepts in one split; every drawing that shows the asked-for thing in
-the asked-for way is a right answer, the exact one first.
+the asked-for way is a positive, the exact one first.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Edit:
     source: Icon
     target: Icon
     texts: tuple[str, ...]
-    answers: list[Icon]  # the exact target first
+    positives: list[Icon]  # the exact target first
 
 
 def _hand(icon: Icon) -> str:
@@ -131,26 +131,26 @@ def _semantic(versions: dict[tuple[str, ...], Icon], world: World, in_pool: set[
             if plain is None:
                 continue
             if icon.path in in_pool:
-                yield Edit("semantic", plain, icon, ADD[mod], _answers(icon, world.pool[icon.concept]))
+                yield Edit("semantic", plain, icon, ADD[mod], _positives(icon, world.pool[icon.concept]))
             if mod in TAKE and plain.path in in_pool:
-                yield Edit("inverse", icon, plain, TAKE[mod], _answers(plain, world.pool[plain.concept]))
+                yield Edit("inverse", icon, plain, TAKE[mod], _positives(plain, world.pool[plain.concept]))
 
 
 def _looks(looks: dict[str, Icon], world: World, in_pool: set[str]) -> Iterator[Edit]:
     for style, target in sorted(looks.items()):
         if target.path not in in_pool:
             continue
-        answers = _answers(target, [i for i in world.pool[target.concept] if i.style == style and i.kind == target.kind])
+        positives = _positives(target, [i for i in world.pool[target.concept] if i.style == style and i.kind == target.kind])
         if style.startswith("tone-"):
             tone = TONES[int(style[5:]) - 1]
             texts = tuple(t.format(tone) for t in TONE_TEXTS)
             starts = [s for s in ("", f"tone-{(int(style[5:]) + 1) % 5 + 1}") if s in looks]
             for start in starts:
-                yield Edit("tone", looks[start], target, texts, answers)
+                yield Edit("tone", looks[start], target, texts, positives)
         elif (style in STYLE and target.kind != "emoji") or style == "mono":
             for start, source in sorted(looks.items()):
                 if start != style and (start in STYLE):
-                    yield Edit("style", source, target, STYLE[style], answers)
+                    yield Edit("style", source, target, STYLE[style], positives)
 
 
 def _turns(icons: dict[tuple[str, str, str], Icon], world: World, in_pool: set[str]) -> Iterator[Edit]:
@@ -162,10 +162,10 @@ def _turns(icons: dict[tuple[str, str, str], Icon], world: World, in_pool: set[s
             other = icons.get((set_name, "-".join(there if p == here else p for p in parts), style))
             if other is None or other.path not in in_pool or world.split[other.concept] != world.split[icon.concept]:
                 continue
-            yield Edit("turn", icon, other, TURN_TEXTS[there], _answers(other, world.pool[other.concept]))
+            yield Edit("turn", icon, other, TURN_TEXTS[there], _positives(other, world.pool[other.concept]))
 
 
-def _answers(exact: Icon, others: list[Icon]) -> list[Icon]:
+def _positives(exact: Icon, others: list[Icon]) -> list[Icon]:
     return [exact, *(i for i in others if i.path != exact.path)]
 
 

@@ -1,7 +1,7 @@
-"""The eight tasks: which query is asked with what, and which candidates answer it.
+"""The eight tasks: which query is asked with what, and which candidates are its positives.
 
-Test and validation queries are made first; a training query that repeats one of theirs is dropped. All answers are
-listed in test and validation; in training, where one of them is drawn at a time, up to `_TRAIN_ANSWERS`.
+Test and validation queries are made first; a training query that repeats one of theirs is dropped. All positives are
+listed in test and validation; in training, where one of them is drawn at a time, up to `_TRAIN_POSITIVES`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lab.icons.lexicon import MASK, Lexicon, content_stems, mask
 from lab.icons.model import Icon
 from lab.icons.world import Words, World, noisy, rng
 
-_TRAIN_ANSWERS = 40
+_TRAIN_POSITIVES = 40
 CAPS = {"train": 200_000, "val": 1_000, "test": 3_000}  # queries per task
 _COPY = 6.0  # mean grey difference (of 255) below which two drawings count as one
 
@@ -57,6 +57,10 @@ APP_ENTRY_QUESTIONS = (
 )
 
 
+Key = tuple[str | None, str | None]
+"""Image and text of a candidate, which it is known by."""
+
+
 @dataclass(slots=True)
 class Candidate:
     image: str | None
@@ -70,20 +74,20 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Question:
+class BenchQuery:
     task: int
     split: str
     text: str | None
     image: str | None
-    answers: list[tuple[str | None, str | None]]  # keys of candidates
+    positives: list[Key]  # keys of candidates
 
 
 @dataclass(slots=True)
 class Bench:
-    candidates: dict[tuple[str | None, str | None], Candidate] = field(default_factory=dict)
-    questions: list[Question] = field(default_factory=list)
+    candidates: dict[Key, Candidate] = field(default_factory=dict)
+    queries: list[BenchQuery] = field(default_factory=list)
 
-    def candidate(self, image: str | None, text: str | None) -> tuple[str | None, str | None]:
+    def candidate(self, image: str | None, text: str | None) -> Key:
         self.candidates.setdefault((image, text), Candidate(image, text))
         return image, text
 
@@ -91,13 +95,13 @@ class Bench:
 def make_bench(world: World, lexicon: Lexicon) -> Bench:
     bench = Bench()
     pairs = _add_candidates(bench, world)
-    made: list[Question] = []
+    made: list[BenchQuery] = []
     made += _text_to_image(world)
     made += _text_to_text(bench, world, lexicon)
     made += _text_to_pair(world, pairs)
     made += _from_image(world, pairs)
     made += _edits(world)
-    bench.questions = _tidy(made)
+    bench.queries = _tidy(made)
     return bench
 
 
@@ -118,7 +122,7 @@ def _add_candidates(bench: Bench, world: World) -> Pairs:
             drawn = [i for i in world.pool[concept] if not i.style.startswith("tone-")]
             rng("pairs", concept).shuffle(drawn)
             drawn.sort(key=lambda i: i.set != "papirus-icon-theme")
-            for icon in drawn:  # two hands: the answer is no single picture
+            for icon in drawn:  # two hands: the positive is no single picture
                 if len(seen) < 2 and icon.family not in seen:
                     seen.add(icon.family)
                     bench.candidate(icon.path, text)
@@ -135,37 +139,37 @@ def app_text(text: str, name: str) -> str:
     return mask(text, [name])
 
 
-def _tidy(made: Iterable[Question]) -> list[Question]:
+def _tidy(made: Iterable[BenchQuery]) -> list[BenchQuery]:
     """Merges equal queries, keeps training clear of test queries, and applies the caps."""
-    merged: dict[tuple[int, str, str | None, str | None], Question] = {}
+    merged: dict[tuple[int, str, str | None, str | None], BenchQuery] = {}
     for q in made:
         key = (q.task, q.split, q.text, q.image)
         if key in merged:
-            known = set(merged[key].answers)
-            merged[key].answers.extend(a for a in q.answers if a not in known)
-        elif q.answers:
+            known = set(merged[key].positives)
+            merged[key].positives.extend(a for a in q.positives if a not in known)
+        elif q.positives:
             merged[key] = q
     asked = {(q.task, q.text, q.image) for q in merged.values() if q.split != "train"}
-    kept: dict[tuple[int, str], list[Question]] = defaultdict(list)
+    kept: dict[tuple[int, str], list[BenchQuery]] = defaultdict(list)
     for q in merged.values():
         if q.split == "train" and (q.task, q.text, q.image) in asked:
             continue
         kept[q.task, q.split].append(q)
-    result: list[Question] = []
-    for (task, split), questions in sorted(kept.items()):
-        if len(questions) > CAPS[split]:
-            chosen = sorted(questions, key=lambda q: rng("cap", task, q.text, q.image).random())[: CAPS[split]]
+    result: list[BenchQuery] = []
+    for (task, split), queries in sorted(kept.items()):
+        if len(queries) > CAPS[split]:
+            chosen = sorted(queries, key=lambda q: rng("cap", task, q.text, q.image).random())[: CAPS[split]]
             ids = {id(q) for q in chosen}
-            questions = [q for q in questions if id(q) in ids]
-        for q in questions:
-            if split == "train" and len(q.answers) > _TRAIN_ANSWERS:
-                first, rest = q.answers[:1], q.answers[1:]
-                q.answers = first + rng("answers", q.text, q.image).sample(rest, _TRAIN_ANSWERS - 1)
-        result.extend(questions)
+            queries = [q for q in queries if id(q) in ids]
+        for q in queries:
+            if split == "train" and len(q.positives) > _TRAIN_POSITIVES:
+                first, rest = q.positives[:1], q.positives[1:]
+                q.positives = first + rng("answers", q.text, q.image).sample(rest, _TRAIN_POSITIVES - 1)
+        result.extend(queries)
     return result
 
 
-def _images(icons: Iterable[Icon]) -> list[tuple[str | None, str | None]]:
+def _images(icons: Iterable[Icon]) -> list[Key]:
     return [(i.path, None) for i in icons]
 
 
@@ -207,7 +211,7 @@ def _tag_mixes(world: World, concept: str, words: Words, times: int = 4) -> Iter
             yield "tags", (", " if chance.random() < 0.5 else " ").join(chosen)
 
 
-def _text_to_image(world: World) -> Iterator[Question]:
+def _text_to_image(world: World) -> Iterator[BenchQuery]:
     for concept in sorted(world.icons):
         words, split = world.words[concept], world.split[concept]
         said = list(dict.fromkeys(_say(world, concept, words)))
@@ -218,11 +222,11 @@ def _text_to_image(world: World) -> Iterator[Question]:
         elif concept in world.brands or noisy(concept):
             said = said[:2]
         for _, text in said:
-            yield Question(0, split, text, None, _images(world.pool[concept]))
+            yield BenchQuery(0, split, text, None, _images(world.pool[concept]))
     for tag, concepts in sorted(world.tag_index.items()):  # one tag, several things: for training only
         train = [c for c in concepts if world.split[c] == "train"]
         if train and len(concepts) <= 50 and (tag not in world.words or world.split[tag] == "train"):
-            yield Question(0, "train", tag, None, _images(i for c in train for i in world.pool[c]))
+            yield BenchQuery(0, "train", tag, None, _images(i for c in train for i in world.pool[c]))
 
 
 def _some(said: list[tuple[str, str]], concept: str) -> list[tuple[str, str]]:
@@ -234,7 +238,7 @@ def _some(said: list[tuple[str, str]], concept: str) -> list[tuple[str, str]]:
     return [chance.choice(items) for kind, items in kinds.items() if kind not in {"near", "said"}]
 
 
-def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Question]:
+def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[BenchQuery]:
     for head in sorted(lexicon.definitions):
         texts, sense = lexicon.definitions[head], lexicon.only_sense(head)
         if sense is None or not texts or len(head) < 3:
@@ -252,33 +256,33 @@ def _text_to_text(bench: Bench, world: World, lexicon: Lexicon) -> Iterator[Ques
         split = world.split_of_gloss(gloss, head)
         if len(texts) > 1 and split != "train":
             continue  # the sense was guessed by overlap: good enough to learn from, not to be judged by
-        yield Question(1, split, query, None, [bench.candidate(None, gloss)])
+        yield BenchQuery(1, split, query, None, [bench.candidate(None, gloss)])
     for concept in sorted(world.words):
         words, split = world.words[concept], world.split[concept]
         if not words.gloss or split != "train":
             continue
-        answer = [(None, words.gloss)]
+        positives: list[Key] = [(None, words.gloss)]
         if words.definition:
-            yield Question(1, split, words.definition, None, list[tuple[str | None, str | None]](answer))
+            yield BenchQuery(1, split, words.definition, None, list(positives))
         for text in (words.names[0], ", ".join(words.synonyms), ", ".join(words.near[:3])):
             if text:
-                yield Question(1, split, text, None, list[tuple[str | None, str | None]](answer))
+                yield BenchQuery(1, split, text, None, list(positives))
 
 
 def _gives_away(text: str, words: Words) -> bool:
-    """The query holds a word of the name that the answer holds too."""
+    """The query holds a word of the name that its positive holds too."""
     return bool(content_stems(text) & words.heads & content_stems(words.gloss))
 
 
-def _text_to_pair(world: World, pairs: Pairs) -> Iterator[Question]:
+def _text_to_pair(world: World, pairs: Pairs) -> Iterator[BenchQuery]:
     for concept in sorted(pairs):
         words, split, app = world.words[concept], world.split[concept], world.apps.get(concept)
         gloss = [(i.path, t) for i, t in pairs[concept] if t == words.gloss]
         described = [(i.path, t) for i, t in pairs[concept] if t != words.gloss]
         if app is not None and described:
-            yield Question(2, split, app_text(app.summary, app.name), None, list(described))
+            yield BenchQuery(2, split, app_text(app.summary, app.name), None, list(described))
             if split == "train":
-                yield Question(2, split, app.name, None, list(described))
+                yield BenchQuery(2, split, app.name, None, list(described))
         if not gloss:
             continue
         said = [s for s in dict.fromkeys(_say(world, concept, words)) if s[0] not in {"gloss", "near", "said"}]
@@ -286,7 +290,7 @@ def _text_to_pair(world: World, pairs: Pairs) -> Iterator[Question]:
             said = [s for s in said if s[0] in {"definition", "tags", "synonym"} and not _gives_away(s[1], words)]
             said = _some(said, concept)
         for _, text in said:
-            yield Question(2, split, text, None, list(gloss))
+            yield BenchQuery(2, split, text, None, list(gloss))
 
 
 def _asking(world: World, concept: str, train: int, test: int) -> list[Icon]:
@@ -299,7 +303,7 @@ def _asking(world: World, concept: str, train: int, test: int) -> list[Icon]:
     return chance.sample(held or plain, min(test, len(held or plain)))
 
 
-def _from_image(world: World, pairs: Pairs) -> Iterator[Question]:
+def _from_image(world: World, pairs: Pairs) -> Iterator[BenchQuery]:
     for concept in sorted(world.icons):
         split, words = world.split[concept], world.words[concept]
         chance = rng("image", concept)
@@ -308,30 +312,30 @@ def _from_image(world: World, pairs: Pairs) -> Iterator[Question]:
             continue
         app, captions = world.apps.get(concept), [(None, words.caption)]
         for icon in _asking(world, concept, 6, 2):
-            texts: list[tuple[str | None, str | None]] = [(None, t) for t in _long_texts(world, concept)]
+            texts: list[Key] = [(None, t) for t in _long_texts(world, concept)]
             if app is None:
                 texts += captions
-            yield Question(3, split, None, icon.path, list(texts))
+            yield BenchQuery(3, split, None, icon.path, list(texts))
             if app is None:
-                names = list[tuple[str | None, str | None]](captions)
-                yield Question(6, split, chance.choice(NAME_QUESTIONS), icon.path, names)
+                names = list[Key](captions)
+                yield BenchQuery(6, split, chance.choice(NAME_QUESTIONS), icon.path, names)
             if words.gloss:
-                yield Question(6, split, chance.choice(GLOSS_QUESTIONS), icon.path, [(None, words.gloss)])
+                yield BenchQuery(6, split, chance.choice(GLOSS_QUESTIONS), icon.path, [(None, words.gloss)])
             if app is not None:
                 text = app_text(app.description, app.name)
-                yield Question(6, split, chance.choice(APP_QUESTIONS), icon.path, [(None, text)])
+                yield BenchQuery(6, split, chance.choice(APP_QUESTIONS), icon.path, [(None, text)])
             if split != "train" and not world.held[concept]:
                 continue  # a pair must be found from another hand's drawing
             others = [(i.path, t) for i, t in pairs.get(concept, []) if i.family != icon.family]
             gloss = [o for o in others if o[1] == words.gloss]
             if gloss:
-                yield Question(8, split, chance.choice(ENTRY_QUESTIONS), icon.path, list(gloss))
+                yield BenchQuery(8, split, chance.choice(ENTRY_QUESTIONS), icon.path, list(gloss))
             if app is not None and len(others) > len(gloss):
                 described = [o for o in others if o[1] != words.gloss]
-                yield Question(8, split, chance.choice(APP_ENTRY_QUESTIONS), icon.path, list(described))
+                yield BenchQuery(8, split, chance.choice(APP_ENTRY_QUESTIONS), icon.path, list(described))
 
 
-def _image_to_image(world: World, concept: str) -> Iterator[Question]:
+def _image_to_image(world: World, concept: str) -> Iterator[BenchQuery]:
     split = world.split[concept]
     if split != "train" and not world.held[concept]:
         return
@@ -340,14 +344,14 @@ def _image_to_image(world: World, concept: str) -> Iterator[Question]:
         thumb = world.renders[icon.path].thumb.astype(np.int16)
         if split != "train" and any(_copy(thumb, world.renders[i.path].thumb) for i in others):
             continue  # a near-copy under another name would be a gift
-        yield Question(4, split, None, icon.path, _images(others))
+        yield BenchQuery(4, split, None, icon.path, _images(others))
 
 
 def _copy(a: np.ndarray, b: np.ndarray) -> bool:
     return float(np.abs(a - b.astype(np.int16)).mean()) < _COPY
 
 
-def _edits(world: World) -> Iterator[Question]:
+def _edits(world: World) -> Iterator[BenchQuery]:
     for edit in find_edits(world):
         split = world.split[edit.target.concept]
         if world.split[edit.source.concept] != split:
@@ -359,4 +363,4 @@ def _edits(world: World) -> Iterator[Question]:
         ):
             continue  # style changes are many and alike: in the test, meaning comes first
         for text in wording(edit, 2 if split == "train" and edit.kind == "semantic" else 1):
-            yield Question(7, split, text, edit.source.path, _images(edit.answers))
+            yield BenchQuery(7, split, text, edit.source.path, _images(edit.positives))

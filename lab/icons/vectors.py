@@ -50,7 +50,7 @@ def extract(icons: Path, output: Path, uri: str, items: int | None = None, per_t
         icons: What `python -m lab icons` built.
         output: Folder of the arrays.
         uri: The encoder.
-        items: Only so many candidates, drawn at random with seed 0, and the queries that they answer; None: all.
+        items: Only so many candidates, drawn at random with seed 0, and the queries that have positives among them; None: all.
         per_task: At most so many queries of each task and split; None: `A_TASK` for training, all others.
     """
     encoder = load_encoder(uri)
@@ -72,20 +72,20 @@ def extract(icons: Path, output: Path, uri: str, items: int | None = None, per_t
     names: dict[int, str] = {}
     for split, collection in collections.items():
         by_task: dict[int, list[Any]] = {}
-        for question in collection.queries():
-            if any(positive in place for positive in question.positives):
-                by_task.setdefault(question.task, []).append(question)
+        for judged in collection.queries():
+            if any(positive in place for positive in judged.positives):
+                by_task.setdefault(judged.task, []).append(judged)
         draw = random.Random(0)
         most = per_task
         if most is None and split == "train":
             most = A_TASK
         if most is not None:
             by_task = {task: draw.sample(rows, min(len(rows), most)) for task, rows in by_task.items()}
-        questions = [question for task in sorted(by_task) for question in by_task[task]]
-        arrays[f"{split}_image"] = [at(images, q.query.image) for q in questions]
-        arrays[f"{split}_text"] = [at(texts, query_text(q.query)) for q in questions]
-        arrays[f"{split}_pairs"] = [(i, place[p]) for i, q in enumerate(questions) for p in q.positives if p in place]
-        arrays[f"{split}_task"] = [q.task for q in questions]
+        queries = [judged for task in sorted(by_task) for judged in by_task[task]]
+        arrays[f"{split}_image"] = [at(images, q.query.image) for q in queries]
+        arrays[f"{split}_text"] = [at(texts, query_text(q.query)) for q in queries]
+        arrays[f"{split}_pairs"] = [(i, place[p]) for i, q in enumerate(queries) for p in q.positives if p in place]
+        arrays[f"{split}_task"] = [q.task for q in queries]
         names |= {number: task.direction for number, task in enumerate(collection.tasks)}
     output.mkdir(parents=True, exist_ok=True)
 
@@ -137,9 +137,9 @@ def load(folder: Path) -> dict[str, FeatureSet]:
         ids = [str(i) for i in range(len(pool))]
         found = {}
         for split in SPLITS:
-            questions = features(split)
+            queries = features(split)
             pairs, tasks = (torch.from_numpy(arrays[f"{split}_{part}"].astype(np.int64)) for part in ("pairs", "task"))
-            found[split] = FeatureSet(questions, pool, pairs, [f"{split}-{i}" for i in range(len(questions))], ids, tasks, names)
+            found[split] = FeatureSet(queries, pool, pairs, [f"{split}-{i}" for i in range(len(queries))], ids, tasks, names)
         return found
 
 
@@ -148,7 +148,9 @@ def main() -> None:
     parser.add_argument("icons", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--encoder", default="bundled:mini")
-    parser.add_argument("--items", type=int, help="only so many candidates, at random, and the queries that they answer")
+    parser.add_argument(
+        "--items", type=int, help="only so many candidates, at random, and the queries with positives among them"
+    )
     parser.add_argument("--per-task", type=int, help="most queries of each task and split")
     args = parser.parse_args()
     extract(args.icons, args.output, args.encoder, args.items, args.per_task)

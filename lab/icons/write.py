@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.icons.model import DATASET_ID, SPLITS, TASKS, Icon, Material
-from lab.icons.tasks import Bench
+from lab.icons.tasks import Bench, Key
 from lab.icons.world import World
 
 INSTRUCTIONS: dict[int, tuple[str, str, str, str]] = {
@@ -84,7 +84,7 @@ def write_bench(out: Path, bench: Bench, world: World, material: Material, kept:
     )
     for task, (_, wanted) in TASKS.items():
         _lines(out / f"cand_pool/local/mbeir_icons_task{task}_cand_pool.jsonl", rows[wanted])
-    counts = _write_questions(out, bench, ids)
+    counts = _write_queries(out, bench, ids)
     table = ["query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\tprompt_2\tprompt_3\tprompt_4"]
     for task, (query, wanted) in TASKS.items():
         table.append("\t".join((query, wanted, "Icons", str(DATASET_ID), *INSTRUCTIONS[task])))
@@ -104,12 +104,12 @@ def write_bench(out: Path, bench: Bench, world: World, material: Material, kept:
     return stats
 
 
-def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | None], str]) -> dict[str, int]:
+def _write_queries(out: Path, bench: Bench, ids: dict[Key, str]) -> dict[str, int]:
     """Writes queries and positives, and returns the number of queries by task and split."""
     files: dict[tuple[int, str], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for n, q in enumerate(bench.questions, start=1):
+    for n, q in enumerate(bench.queries, start=1):
         qid = f"{DATASET_ID}:{n}"
-        answers = [ids[a] for a in q.answers]
+        positives = [ids[key] for key in q.positives]
         query_rows, qrels = files[q.task, q.split]
         query_rows.append(
             json.dumps(
@@ -119,14 +119,14 @@ def _write_questions(out: Path, bench: Bench, ids: dict[tuple[str | None, str | 
                     "query_img_path": q.image,
                     "query_modality": TASKS[q.task][0],
                     "query_src_content": None,
-                    "pos_cand_list": answers,
+                    "pos_cand_list": positives,
                     "neg_cand_list": [],
                     "task_id": q.task,
                 },
                 ensure_ascii=False,
             )
         )
-        qrels.extend(f"{qid} 0 {did} 1 {q.task}" for did in answers)
+        qrels.extend(f"{qid} 0 {did} 1 {q.task}" for did in positives)
     for task in TASKS:
         for split in SPLITS:
             query_rows, qrels = files[task, split]
