@@ -148,9 +148,7 @@ def main() -> None:
     parser.add_argument("icons", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--encoder", default="bundled:mini")
-    parser.add_argument(
-        "--items", type=int, help="only so many candidates, at random, and the queries with positives among them"
-    )
+    parser.add_argument("--items", type=int, help="only so many candidates, at random, and the queries with positives among them")
     parser.add_argument("--per-task", type=int, help="most queries of each task and split")
     args = parser.parse_args()
     extract(args.icons, args.output, args.encoder, args.items, args.per_task)
