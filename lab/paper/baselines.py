@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +31,13 @@ from genius.model.config import QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.genius import Genius
 from genius.model.quantizer import ResidualQuantizer, score_fusion
+from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
+from genius.train.generator import Frozen
+from genius.train.journal import METRICS, Journal
+from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
 from lab.paper import identifiers
 from lab.paper.identifiers import Identifiers
+from lab.paper.timed import TimeUp, WatchedGenerator
 
 BASELINES: dict[str, str] = {
     "irgen": "IRGen-style: residual ids by reconstruction only, no modality code",
@@ -41,6 +48,7 @@ BASELINES: dict[str, str] = {
     "grace-structured": "GRACE-style: path in a tree of clusters",
 }
 Say = Callable[[str], None]
+SAMPLE = 1000  # pairs and items behind each point of a curve
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,49 +188,92 @@ def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
     return identifiers.structured(world.items, seed)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Baseline:
+    """A trained baseline, its curves, and its search."""
+
+    ids: Identifiers
+    world: _World
+    stage: WatchedGenerator
+    training: list[dict[str, Any]]  # lines of the journal
+
+    def method(self, name: str, beams: int, reranker: str = "none") -> BeamMethod:
+        """The search, named NAME@BEAMS; re-ranked NAME-r@BEAMS."""
+        codes = self.ids.codes[self.world.test_rows.cpu().numpy()]
+        source = IdSource(
+            self.stage.generator, self.ids.quantizer, codes, self.ids.level_sizes, self.world.test_queries, labelled=False
+        )
+        label = f"{name}@{beams}" if reranker == "none" else f"{name}-r@{beams}"
+        return BeamMethod(label, Decodings(), beams, reranker, source=source)
+
+
 def train_baseline(
     name: str,
     model: Genius,
     train: FeatureSet,
     test: FeatureSet,
     config: BaselineConfig,
-    curve: list[dict[str, Any]],
+    validation: FeatureSet,
     ends: float = math.inf,
-) -> tuple[Identifiers, Generator, _World]:
-    """A baseline's identifiers and generator; the lines of its training are added to `curve`. It ends at the time `ends`."""
+    until_flat: bool = False,
+) -> Baseline:
+    """A baseline with its curves.
+
+    Args:
+        name: One of `BASELINES`.
+        model: Its generator's shape is used.
+        train: Queries and pool of training.
+        test: Its pool is memorised, too.
+        config: How the generator is trained.
+        validation: Unseen queries of the curve, with positives in the pool of `train` or `test`.
+        ends: Time (of `time.time`) at which the training ends at the latest.
+        until_flat: Train until the curves are flat, at most `config.steps`.
+    """
     world = _World.of(model, train, test)
     ids = assign(name, world, model, config.seed)
-    return ids, train_generator(ids, world, model, config, curve, ends), world
+    stage = third_stage(ids, world, model, config)
+    stage.watch(_samples(ids, world, train, test, validation))
+    stage.deadline = ends
+    stage.until_flat = until_flat
+    return Baseline(ids, world, stage, run_third(stage, config))
 
 
-def baseline_method(name: str, ids: Identifiers, generator: Generator, world: _World, beams: int) -> BeamMethod:
-    """The search of a trained baseline, named NAME@BEAMS."""
-    codes = ids.codes[world.test_rows.cpu().numpy()]
-    source = IdSource(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, labelled=False)
-    return BeamMethod(f"{name}@{beams}", Decodings(), beams, source=source)
+def _samples(
+    ids: Identifiers, world: _World, train: FeatureSet, test: FeatureSet, validation: FeatureSet
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """What the curves are about: training queries, items (the test pool's included), unseen queries, with their codes."""
+    device = world.items.device
+    random = torch.Generator().manual_seed(0)
+    codes = torch.from_numpy(ids.codes).to(device)
+
+    def some(count: int) -> Tensor:
+        return torch.randperm(count, generator=random)[:SAMPLE]
+
+    pairs = world.pairs[some(len(world.pairs))].to(device)
+    items = some(len(world.items)).to(device)
+    place = {item: row for row, item in enumerate(train.pool_ids)}
+    unseen = validation.pairs[some(len(validation.pairs))]
+    rows = torch.tensor([place[validation.pool_ids[row]] for row in unseen[:, 1].tolist()], device=device)
+    queries = _plain(validation.queries, device)[unseen[:, 0].to(device)]
+    return {
+        "training queries": (world.queries[pairs[:, 0]], codes[pairs[:, 1]]),
+        "items": (world.items[items], codes[items]),
+        "unseen queries": (queries, codes[rows]),
+    }
 
 
-def train_generator(
-    ids: Identifiers,
-    world: _World,
-    model: Genius,
-    config: BaselineConfig,
-    curve: list[dict[str, Any]] | None = None,
-    ends: float = math.inf,
-) -> Generator:
+def train_generator(ids: Identifiers, world: _World, model: Genius, config: BaselineConfig) -> Generator:
     """The generator of the model's own shape, trained by the project's own loop on other identifiers."""
-    import json
-    import tempfile
+    stage = third_stage(ids, world, model, config)
+    run_third(stage, config)
+    return stage.generator
 
-    from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
-    from genius.train.generator import Frozen
-    from genius.train.journal import METRICS, Journal
-    from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
-    from lab.paper.timed import TimedGenerator, TimeUp
 
+def third_stage(ids: Identifiers, world: _World, model: Genius, config: BaselineConfig) -> WatchedGenerator:
+    """Stage 3 on other identifiers: every item is a query for its own ID, too."""
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
-    asked = torch.cat([world.queries, world.items])  # items are memorised: each is a query for its own ID
+    asked = torch.cat([world.queries, world.items])
     own = torch.arange(len(world.items))
     pairs = torch.cat([world.pairs, torch.stack([len(world.queries) + own, own], 1).to(world.pairs)])
     frozen = Frozen(world.items, none, torch.from_numpy(ids.codes).to(device), asked)
@@ -241,19 +292,26 @@ def train_generator(
     data = FeatureSet(questions, items, pairs.cpu(), [str(i) for i in range(len(questions))], [str(i) for i in range(len(items))])
     torch.manual_seed(config.seed)
     generator = Generator(shape)
-    stage = TimedGenerator(data, frozen, None, books, ModelConfig(), settings, config.seed, generator=generator)
-    stage.deadline = ends
+    return WatchedGenerator(data, frozen, None, books, ModelConfig(), settings, config.seed, generator=generator)
+
+
+def run_third(stage: WatchedGenerator, config: BaselineConfig) -> list[dict[str, Any]]:
+    """Train the stage; the lines of its journal. A stage with samples looks at them."""
+    looks = LOOKS + 1 if hasattr(stage, "samples") else 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        run = RunConfig(patience=0, average=0.0, log_every=max(1, config.steps // LOOKS))
+        run = RunConfig(patience=looks, average=0.0, log_every=max(1, config.steps // LOOKS))
+        device = stage.frozen.codes.device
         runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed, run)
         with suppress(TimeUp), stage.clock():
-            run_stage(stage, settings, runtime, folder / "checkpoint")
-        if curve is not None:
-            written = (folder / METRICS).read_text(encoding="utf-8") if (folder / METRICS).exists() else ""
-            lines = [json.loads(line) for line in written.splitlines()]
-            curve += [{name: line[name] for name in ("step", "nats", "code1", "codes")} for line in lines if "loss" in line]
-    return stage.generator.eval()
+            run_stage(stage, stage.config, runtime, folder / "checkpoint")
+        written = (folder / METRICS).read_text(encoding="utf-8") if (folder / METRICS).exists() else ""
+        lines = [json.loads(line) for line in written.splitlines()]
+    stage.eval()
+    if looks and (not stage.looks or stage.looks[-1] != stage.step + 1):
+        with torch.no_grad():
+            stage.quick()  # what it has when it was ended
+    return [{name: line[name] for name in ("step", "nats", "code1", "codes")} for line in lines if "loss" in line]
 
 
 def _blank(count: int) -> Features:

@@ -11,6 +11,9 @@ baselines  GRACE's and IRGen's identifiers under the same decoder
 tables     rows of the supplement: shared codebooks, 8192 x 17, models of a single task
 short      modality, size and baselines, those that say most first
 purity     stage 2 alone with a learned first code, three seeds
+little     for a CPU, with `--products 1000`: GRACE's and IRGen's identifiers, first codes, shared and more codebooks, each
+           trained until its curves are flat
+grid       for a CPU: number of products x codes per level, the same number of steps for each
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
 towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
@@ -21,10 +24,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import multiprocessing
 import queue
+import shlex
+import sys
 import tempfile
 import time
 import traceback
@@ -33,19 +39,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
 from genius.encoders.towers import Heads
-from genius.evaluate import EvalConfig, evaluate
-from genius.model.config import SIZES, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.evaluate import EvalConfig, Evaluation, evaluate
+from genius.model.config import GeniusConfig, QuantizerConfig
+from genius.model.generator import Generator
 from genius.model.genius import Genius
+from genius.search import CodeTrie
+from genius.search.beam import beam_search
 from genius.train import loop
 from genius.train.config import RunConfig, TrainConfig, read_train_config
 from genius.train.encoder import HeadsStage
-from genius.train.generator import ValidationSet
+from genius.train.generator import Frozen, ValidationSet, generator_config
 from genius.train.handover import assemble, freeze, through_heads
 from genius.train.holdout import Split
 from genius.train.journal import METRICS, Journal
@@ -53,16 +63,19 @@ from genius.train.loop import LOOKS, Runtime, Stage, make_accelerator, run_stage
 from genius.train.quantizer import QuantizerStage
 from lab import provenance
 from lab.accuracy import summaries, without
-from lab.paper.baselines import BaselineConfig, baseline_method, train_baseline
+from lab.paper.baselines import BaselineConfig, train_baseline
 from lab.paper.fair import HEADS_WIDTH, Parts, parts_of, trained_once
 from lab.paper.survival import survival
-from lab.paper.timed import TimedGenerator, TimeUp
+from lab.paper.timed import TimeUp, WatchedGenerator
 
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
 VALIDATION_QUERIES = 600
 SAMPLE = 1000  # pairs and items behind each point of a curve
 TEST_QUERIES = 800  # of each task, evenly spread
+RATE_QUERIES = 128  # decoded to measure the rate
+RATE_BATCH = 32
+RESAMPLES = 1000  # behind the interval of a mean
 SURVIVAL = 200  # queries of each task whose positives are followed through the beams
 AT_ONCE = 512  # queries searched together
 HEADS: dict[str, Any] = {
@@ -91,10 +104,28 @@ STAGES: dict[str, dict[str, Any]] = {
         "generator.lr": 3e-4,
     },
 }
+LITTLE: dict[str, Any] = {
+    "model.projection": 256,
+    "model.hidden": 256,
+    "model.prefix_tokens": 8,
+    "model.decoder": "tiny",
+    "model.level_sizes": [3, 64, 64, 64, 64],
+    "encoder.steps": 300,
+    "encoder.batch": 512,
+    "quantizer.steps": 400,
+    "quantizer.batch": 512,
+    "quantizer.lr": 5e-4,
+    "quantizer.kmeans_iterations": 50,
+    "generator.steps": 3000,
+    "generator.batch": 128,
+    "generator.lr": 1e-3,
+}
+UNTIL_FLAT = "little"  # the part whose rows are trained until their curves are flat
+LITTLE_PARTS = (UNTIL_FLAT, "grid")  # trained and searched with on a CPU
 SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 3000, "generator.batch": 512, "generator.lr": 4e-4}
 BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
-BASELINE_STEPS = 2500
 Tell = Callable[[dict[str, Any]], None]
+GRID_STEPS = 1000
 PRODUCTS = (24_000, 12_000, 6_000, 3_000)
 CODES = (64, 256, 1024, 4096)
 
@@ -131,6 +162,8 @@ def rows_of(parts: tuple[str, ...], sets: tuple[str, ...]) -> list[Row]:
         "tables": _table_rows,
         "short": _short_rows,
         "purity": _purity_rows,
+        "little": _little_rows,
+        "grid": _grid_rows,
     }
     return [row for part in parts for row in known[part](sets)]
 
@@ -175,7 +208,10 @@ def _size_rows(sets: tuple[str, ...]) -> list[Row]:
 
 
 def _baseline_rows(sets: tuple[str, ...]) -> list[Row]:
-    return [Row("baselines", name, data, baseline=name, beams=(30, 50)) for name in BASELINE_NAMES for data in sets]
+    changes = {**SMALL, "generator.steps": 2500, "generator.lr": 5e-4, "model.level_sizes": [3] + [256] * 4}
+    return [
+        Row("baselines", name, data, changes=changes, baseline=name, beams=(30, 50)) for name in BASELINE_NAMES for data in sets
+    ]
 
 
 def _short_rows(sets: tuple[str, ...]) -> list[Row]:
@@ -208,6 +244,49 @@ def _purity_rows(sets: tuple[str, ...]) -> list[Row]:
     ]
 
 
+def _little_rows(sets: tuple[str, ...]) -> list[Row]:
+    """The rows that say most first."""
+    data = sets[0]
+
+    def row(name: str, seed: int = 0, beams: tuple[int, ...] = (30,), **changes: Any) -> Row:
+        named = {f"model.{field}": value for field, value in changes.items()}
+        return Row("little", name, data, seed, changes={**LITTLE, **named}, earlier_seed=seed, beams=beams)
+
+    def first_codes(seed: int) -> list[Row]:
+        out = []
+        for count in (4, 3):
+            for code in ("nearest", "given", "none"):
+                sizes = [64] * count if code == "none" else [3] + [64] * count
+                beams = (30, 50) if (code, count) == ("nearest", 4) else (30,)
+                out.append(row(f"{code} + {count}", seed, beams, level_sizes=sizes, modality_code=code))
+        return out
+
+    def codebooks(seed: int) -> list[Row]:
+        return [row("nearest + 4, shared", seed, shared=True), row("nearest + 8 of 128", seed, level_sizes=[3] + [128] * 8)]
+
+    baselines = [Row("little", name, data, changes=LITTLE, baseline=name, beams=(50,)) for name in BASELINE_NAMES]
+    first = first_codes(0)
+    out = [first[0], *baselines, *codebooks(0), *first[1:]]
+    for seed in (1, 2):
+        out += [*first_codes(seed), *codebooks(seed)]
+    return out
+
+
+def _grid_rows(sets: tuple[str, ...]) -> list[Row]:
+    """As the part `size`, at sizes for a CPU."""
+    return [
+        Row(
+            "grid",
+            f"{products:,} products, {size} codes",
+            sets[0],
+            changes={**LITTLE, "generator.steps": GRID_STEPS, "model.level_sizes": [3] + [size] * 4},
+            products=products,
+        )
+        for size in (64, 256, 1024, 4096)
+        for products in (3000, 1000)
+    ]
+
+
 def _table_rows(sets: tuple[str, ...]) -> list[Row]:
     small = {**SMALL, "model.level_sizes": [3] + [256] * 4}
     rows = [Row("tables", "256 x 5, shared", sets[0], changes={**small, "model.shared": True, "model.modality_code": "given"})]
@@ -234,6 +313,7 @@ class Settings:
     shortest: float = 20.0  # seconds before the deadline in which no row is begun
     queries: int = TEST_QUERIES
     budget: float = math.inf  # seconds of stage 3, of rows that are not at the paper's own sizes
+    products: int | None = None  # of fashion, the first so many; None: all
 
     def ends(self, row: Row) -> float:
         """When the training of a row's decoder ends at the latest."""
@@ -242,16 +322,17 @@ class Settings:
         return min(self.deadline, time.time() + self.budget)
 
 
-def prepared(settings: Settings, data: str, device: torch.device) -> Parts:
-    """The data in features of one width. The first process makes it, the others read it."""
+def prepared(settings: Settings, row: Row, device: torch.device) -> Parts:
+    """A row's data in features of one width. The first process makes it, the others read it."""
+    data = row.data
 
     def make() -> Mapping[str, Any]:
-        parts = parts_of(data, settings.features[data], None, VALIDATION_QUERIES)
+        parts = parts_of(data, settings.features[data], settings.products, VALIDATION_QUERIES)
         pool = parts.train.pool
         width = int(settings.fields.get("model.width", HEADS_WIDTH))
         if pool.image.shape[1] == pool.text.shape[1] == width:
             return _stored(parts)
-        config = _config(settings, Row("", "", data))
+        config = _config(settings, replace(row, changes={name: row.changes[name] for name in row.changes if name in HEADS}))
         heads = Heads(pool.image.shape[1], pool.text.shape[1], width, config.encoder.hidden, config.encoder.dropout)
         stage = HeadsStage(parts.train, parts.validation, width, config.encoder, 0, device)
         train_stage(stage, config, replace(config.run, patience=LOOKS + 1), 0)
@@ -259,7 +340,7 @@ def prepared(settings: Settings, data: str, device: torch.device) -> Parts:
         heads.to(device).eval()
         return _stored(parts.map(lambda part: through_heads(heads, part)))
 
-    path = settings.work / f"parts-{data}.pt"
+    path = settings.work / f"parts-{data}-{settings.products or 'all'}.pt"
     return _restored(trained_once(path, make))
 
 
@@ -337,52 +418,19 @@ def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) ->
     return lines
 
 
-class WatchedGenerator(TimedGenerator):
-    """Stage 3 with a curve: nats and accuracy of every code on training queries, on items and on unseen queries."""
-
-    samples: dict[str, tuple[Tensor, Tensor]]  # name -> z (n, D), codes (n, M)
-    told: Callable[[], None] = staticmethod(lambda: None)  # called after every look
-
-    def watch(self, data: FeatureSet, held: ValidationSet) -> None:
-        """Choose what the curve is about."""
-        frozen = self.frozen
-        random = torch.Generator().manual_seed(0)
-        device = frozen.codes.device
-        assert frozen.queries is not None
-        pairs = data.pairs[torch.randperm(len(data.pairs), generator=random)[:SAMPLE]].to(device)
-        items = torch.randperm(len(frozen.codes), generator=random)[:SAMPLE].to(device)
-        unseen = held.data.pairs[torch.randperm(len(held.data.pairs), generator=random)[:SAMPLE]].to(device)
-        self.samples = {
-            "training queries": (frozen.queries[pairs[:, 0]], frozen.codes[pairs[:, 1]]),
-            "items": (frozen.pool[items], frozen.codes[items]),
-            "unseen queries": (held.queries[unseen[:, 0]], held.codes[unseen[:, 1]]),
-        }
-        self.curve: list[dict[str, Any]] = []
-        self.looks: list[int] = []
-        self.values: list[float] = []
-        self.best: dict[str, Tensor] = {}
-
-    def quick(self) -> float | None:
-        """Look at the weights. They are judged by the mean accuracy of the content codes on unseen queries, which starts at
-        chance and rises when codes are learned. The last weights stay; the best ones are kept beside them."""
-        point: dict[str, Any] = {}
-        for name, (z, codes) in self.samples.items():
-            nats, right = self._code_metrics(z, codes)
-            point[name] = {"nats": rounded(nats), "right": rounded(right)}
-        right = point["unseen queries"]["right"]
-        content = right[1:] if len(right) > 1 else right
-        value = float(sum(content) / len(content))
-        if value > max(self.values, default=-1.0):
-            self.best = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
-        self.curve.append(point)
-        self.looks.append(self.step + 1)
-        self.values.append(value)
-        self.told()
-        return None
-
-
-def rounded(values: Tensor) -> list[float]:
-    return [round(value, 4) for value in values.tolist()]
+def samples_of(data: FeatureSet, frozen: Frozen, held: ValidationSet) -> dict[str, tuple[Tensor, Tensor]]:
+    """What the curve of GENIUS is about: training queries, items, and unseen queries, with the codes of their positives."""
+    random = torch.Generator().manual_seed(0)
+    device = frozen.codes.device
+    assert frozen.queries is not None
+    pairs = data.pairs[torch.randperm(len(data.pairs), generator=random)[:SAMPLE]].to(device)
+    items = torch.randperm(len(frozen.codes), generator=random)[:SAMPLE].to(device)
+    unseen = held.data.pairs[torch.randperm(len(held.data.pairs), generator=random)[:SAMPLE]].to(device)
+    return {
+        "training queries": (frozen.queries[pairs[:, 0]], frozen.codes[pairs[:, 1]]),
+        "items": (frozen.pool[items], frozen.codes[items]),
+        "unseen queries": (held.queries[unseen[:, 0]], held.codes[unseen[:, 1]]),
+    }
 
 
 def second_stage(settings: Settings, row: Row, config: TrainConfig, parts: Parts, device: torch.device) -> QuantizerStage:
@@ -405,7 +453,7 @@ def run_row(settings: Settings, row: Row, tell: Tell = lambda _: None) -> dict[s
     loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage
     start = time.monotonic()
     device = torch.device(make_accelerator("auto").device)
-    parts = narrowed(prepared(settings, row.data, device), row)
+    parts = narrowed(prepared(settings, row, device), row)
     seconds = {"data": time.monotonic() - start}
     about = {
         "train": {"queries": len(parts.train.queries), "pairs": len(parts.train.pairs), "pool": len(parts.train.pool)},
@@ -436,8 +484,9 @@ def run_genius(
     frozen, held = freeze(second, split, config)
     assert held is not None
     third = WatchedGenerator(parts.train, frozen, held, second.quantizer, config.model, config.generator, row.seed)
-    third.watch(parts.train, held)
+    third.watch(samples_of(parts.train, frozen, held))
     third.deadline = settings.ends(row)
+    third.until_flat = row.part == UNTIL_FLAT
     report = quantizer_report(second, parts.test)
 
     def known() -> dict[str, Any]:
@@ -448,6 +497,7 @@ def run_genius(
             "looks": third.looks,
             "validation": [round(value, 4) for value in third.values],
             "curve": third.curve,
+            "flat at": third.flat_at,
         }
 
     tell(known())
@@ -469,6 +519,13 @@ def run_genius(
     out["last"] = measured(assemble(config, second, third), parts.test, main_row, ("universal",), settings.queries, codes=True)
     seconds["search"] = time.monotonic() - begun
     tell(out)
+    if row.part in LITTLE_PARTS:
+        model = assemble(config, second, third)
+        codes = model.encode(parts.test.pool)
+        z = model.embed(parts.test.queries)[0]
+        sizes = config.model.level_sizes
+        out["queries per second of one thread"] = decoding_rate(model.generator, codes, sizes, z, row.beams[-1])
+        return out
     beams = max(row.beams)
     out["survival"] = {"beams": beams, "levels": survival(assemble(config, second, third), parts.test, beams, SURVIVAL)}
     out["best step"] = third.looks[max(range(len(third.looks)), key=lambda i: (third.values[i], -i))]
@@ -533,16 +590,29 @@ def measured(
         out[method] = values
         out[method]["queries"] = sum(result.queries for result in results)
         reached = [result.candidate_recall for result in results if result.candidate_recall is not None]
+        out[method]["interval"] = mean_interval(found, method)
         if reached:
             out[method]["candidate_recall"] = round(sum(reached) / len(reached), 4)
     return out
 
 
+def mean_interval(found: Evaluation, method: str) -> list[float]:
+    """95 % interval of the mean hit@5 over tasks: the queries of each task resampled."""
+    random = np.random.default_rng(0)
+    means = []
+    for (_, name, _), hits in found.main_values.items():
+        if name == method:
+            picks = random.integers(0, len(hits), (RESAMPLES, len(hits)))
+            means.append(hits[picks].mean(1))
+    low, high = np.quantile(np.mean(means, axis=0), [0.025, 0.975])
+    return [round(float(low), 4), round(float(high), 4)]
+
+
 def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
     """Other identifiers under a decoder of the same shape, for the whole pool: these systems memorise every item."""
+    config = _config(settings, row)
     width = parts.test.pool.image.shape[1]
-    decoder = settings.decoder or "small"
-    shape = GeneratorConfig(width=width, level_sizes=(3, 256, 256, 256, 256), normalizer="level", **SIZES[decoder])  # type: ignore[arg-type]
+    shape = generator_config(config.model)
     blank = GeniusConfig(
         fusion=replace(GeniusConfig().fusion, width=width, projection=8, hidden=8),
         quantizer=QuantizerConfig(width=width, level_sizes=shape.level_sizes),
@@ -550,20 +620,52 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
         rerank_embedding="score-fusion",
     )
     model = Genius(blank).to(device)
-    steps = max(LOOKS, round(BASELINE_STEPS / settings.scale))
-    batch = min(512, len(parts.train.queries))
+    third = config.generator
+    batch = min(third.batch, len(parts.train.queries))
     begun = time.monotonic()
-    curve: list[dict[str, Any]] = []
-    config = BaselineConfig(steps=steps, batch=batch, lr=5e-4, seed=row.seed)
-    ends = settings.ends(row)
-    ids, generator, world = train_baseline(row.baseline, model, parts.train, parts.test, config, curve, ends)
+    trained = train_baseline(
+        row.baseline,
+        model,
+        parts.train,
+        parts.test,
+        BaselineConfig(steps=third.steps, batch=batch, lr=third.lr, seed=row.seed),
+        parts.validation,
+        settings.ends(row),
+        row.part == UNTIL_FLAT,
+    )
     seconds["training"] = time.monotonic() - begun
     begun = time.monotonic()
-    methods = [baseline_method(row.baseline, ids, generator, world, beams) for beams in row.beams]
+    methods = [trained.method(row.baseline, beams, reranker) for beams in row.beams for reranker in ("none", "embeddings")]
     found = measured(model, parts.test, row, ("universal",), settings.queries, extra=methods)
     seconds["search"] = time.monotonic() - begun
-    config_out = {"steps": steps, "batch": batch, "lr": config.lr, "level_sizes": list(ids.level_sizes)}
-    return {"config": config_out, "curve": curve, "last": found}
+    stage = trained.stage
+    out = {
+        "config": {"steps": third.steps, "batch": batch, "lr": third.lr, "level_sizes": list(trained.ids.level_sizes)},
+        "steps": stage.looks[-1],
+        "looks": stage.looks,
+        "curve": stage.curve,
+        "training": trained.training,
+        "flat at": stage.flat_at,
+        "last": found,
+    }
+    if row.part in LITTLE_PARTS:
+        codes = torch.from_numpy(trained.ids.codes[trained.world.test_rows.cpu().numpy()])
+        out["queries per second of one thread"] = decoding_rate(
+            stage.generator, codes, trained.ids.level_sizes, trained.world.test_queries, row.beams[-1]
+        )
+    return out
+
+
+@torch.no_grad()
+def decoding_rate(generator: Generator, codes: Tensor, sizes: tuple[int, ...], queries: Tensor, beams: int) -> float:
+    """Queries per second of processor time, decoded in batches: other programs on the machine do not count."""
+    trie = CodeTrie.build(codes.cpu().numpy(), sizes)
+    sample = queries[torch.linspace(0, len(queries) - 1, RATE_QUERIES).long()]
+    beam_search(generator, trie, sample[:RATE_BATCH], beams)
+    begun = time.process_time()
+    for part in sample.split(RATE_BATCH):
+        beam_search(generator, trie, part, beams)
+    return round(len(sample) / (time.process_time() - begun), 1)
 
 
 # -- all jobs ------------------------------------------------------------------------------------------------------
@@ -669,6 +771,19 @@ def summary(entry: dict[str, Any]) -> str:
     return f"{told} {entry['seconds']}"
 
 
+def called(words: list[str]) -> str:
+    """The command with no path of this machine: after --fashion, --icons and --work stands what they are."""
+    shown = ["OUT.json"]
+    for before, word in itertools.pairwise(words):
+        if before in ("--fashion", "--icons"):
+            shown.append("FEATURES")
+        elif before == "--work":
+            shown.append("FOLDER")
+        else:
+            shown.append(word)
+    return shlex.join(["python", "-m", "lab.paper.published", *shown])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -685,6 +800,7 @@ def main() -> None:
     parser.add_argument("--codes", type=int, default=0, help="at most so many codes per level, for a trial")
     parser.add_argument("--queries", type=int, default=TEST_QUERIES, help="test queries of each task, evenly spread")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds of stage 3 of the rows with smaller codes")
+    parser.add_argument("--products", type=int, help="of fashion, the first so many; without it all")
     parser.add_argument("--commit", default="", help="that is run, where there is no git")
     parser.add_argument("--set", action="append", default=[], help="one field of every config, name=JSON, for a trial")
     args = parser.parse_args()
@@ -697,8 +813,10 @@ def main() -> None:
         "codes": args.codes,
         "set": fields,
         "test queries per task": args.queries,
+        "products": args.products,
     }
-    about["command"] = "python -m lab.paper.published OUT.json --fashion FEATURES --icons FEATURES"
+    about["command"] = called(sys.argv[1:])
+    about["threads"] = torch.get_num_threads()
     about["processes"] = args.processes
     about["commit"] = args.commit or about["commit"]
     results = Results(args.output, about)
@@ -711,7 +829,16 @@ def main() -> None:
         place.mkdir(parents=True, exist_ok=True)
         deadline = time.time() + args.seconds - args.reserve
         settings = Settings(
-            features, place, args.scale, args.decoder, args.codes, fields, deadline, queries=args.queries, budget=args.budget
+            features,
+            place,
+            args.scale,
+            args.decoder,
+            args.codes,
+            fields,
+            deadline,
+            queries=args.queries,
+            budget=args.budget,
+            products=args.products,
         )
         if rows:
             run_all(settings, rows, results, min(args.processes, len(rows)), args.seconds)

@@ -1,4 +1,4 @@
-"""Stage 3 against the clock: it ends at a time, its learning rate has come down by then, and its loss is one product.
+"""Stage 3 against the clock or until its curves are flat, with the curves; its loss is one product.
 
 Knows `GeneratorStage`; nothing of rows or results.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +22,43 @@ from genius.train.generator import Batch, GeneratorStage
 RATE = loop.learning_rate
 WARM_UP = 500  # steps of the published schedule in which the rate grows
 SAMPLE = 64  # examples of a batch whose accuracy is logged
+CONSTANT_WARM_UP = 100  # steps, where the rate is constant until the curves are flat
+FLAT_LOOKS = 3  # looks whose mean is compared with that of as many before
+FLAT_ACCURACY = 0.01  # a curve is flat if the share of codes that are right moves by less
+FLAT_NATS = 0.02  # and the log loss, on what is trained on, by a smaller share of itself
+DECAY_LOOKS = 2  # looks in which the rate comes down to zero, once the curves are flat
 
 
 class TimeUp(Exception):
-    """Stage 3 has reached the deadline."""
+    """Stage 3 has reached the deadline, or its curves are flat."""
+
+
+def content(values: list[float]) -> float:
+    """The mean over content codes: all but the first, where there are several."""
+    rest = values[1:] or values
+    return sum(rest) / len(rest)
+
+
+def flat(curve: list[dict[str, Any]]) -> bool:
+    """Whether accuracy and log loss have stopped moving: the last looks against as many before.
+
+    The log loss of unseen queries does not count: it rises while their accuracy stays.
+    """
+    if len(curve) < 2 * FLAT_LOOKS:
+        return False
+    last = curve[-FLAT_LOOKS:]
+    before = curve[-2 * FLAT_LOOKS : -FLAT_LOOKS]
+    for name in curve[-1]:
+        right = [sum(content(point[name]["right"]) for point in part) / FLAT_LOOKS for part in (before, last)]
+        if abs(right[1] - right[0]) > FLAT_ACCURACY:
+            return False
+        nats = [sum(content(point[name]["nats"]) for point in part) / FLAT_LOOKS for part in (before, last)]
+        if name != UNSEEN and abs(nats[1] - nats[0]) > FLAT_NATS * nats[0]:
+            return False
+    return True
+
+
+UNSEEN = "unseen queries"
 
 
 class TimedGenerator(GeneratorStage):
@@ -35,9 +69,9 @@ class TimedGenerator(GeneratorStage):
     step = 0
 
     def before_step(self, step: int) -> None:
-        self.step = step
         if time.time() > self.deadline:
             raise TimeUp
+        self.step = step
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 10, all levels in one product: on a GPU hundreds of small kernels would cost more than the work."""
@@ -73,3 +107,64 @@ class TimedGenerator(GeneratorStage):
             yield
         finally:
             loop.learning_rate = RATE
+
+
+class WatchedGenerator(TimedGenerator):
+    """Stage 3 with a curve: nats and accuracy of every code on several samples, at every look.
+
+    With `until_flat` the learning rate is constant until `flat` says so, then comes down to zero within a few looks, and the
+    stage ends.
+    """
+
+    samples: dict[str, tuple[Tensor, Tensor]]  # name -> z (n, D), codes (n, M)
+    told: Callable[[], None] = staticmethod(lambda: None)  # called after every look
+    until_flat = False
+    flat_at: int | None = None  # the step at which the curves were flat
+
+    def watch(self, samples: dict[str, tuple[Tensor, Tensor]]) -> None:
+        self.samples = samples
+        self.curve: list[dict[str, Any]] = []
+        self.looks: list[int] = []
+        self.values: list[float] = []
+        self.best: dict[str, Tensor] = {}
+
+    def quick(self) -> float | None:
+        """Look at the weights. They are judged by the mean accuracy of the content codes on unseen queries, which starts at
+        chance and rises when codes are learned. The last weights stay; the best ones are kept beside them."""
+        point: dict[str, Any] = {}
+        for name, (z, codes) in self.samples.items():
+            nats, right = self._code_metrics(z, codes)
+            point[name] = {"nats": rounded(nats), "right": rounded(right)}
+        value = content(point[UNSEEN]["right"])
+        if value > max(self.values, default=-1.0):
+            self.best = {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
+        self.curve.append(point)
+        self.looks.append(self.step + 1)
+        self.values.append(value)
+        if self.until_flat and self.flat_at is None and flat(self.curve):
+            self.flat_at = self.step + 1
+        self.told()
+        return None
+
+    @property
+    def decay_steps(self) -> int:
+        return max(1, DECAY_LOOKS * self.config.steps // loop.LOOKS)
+
+    def before_step(self, step: int) -> None:
+        if self.flat_at is not None and step >= self.flat_at + self.decay_steps:
+            raise TimeUp
+        super().before_step(step)
+
+    def learning_rate(self, schedule: Schedule, steps: int, step: int) -> float:
+        """Constant until the curves are flat, or until the steps that are left are those of the decay."""
+        if not self.until_flat:
+            return super().learning_rate(schedule, steps, step)
+        start = self.flat_at
+        if start is None:
+            start = steps - self.decay_steps
+        falling = 1 - (step - start + 1) / self.decay_steps
+        return min((step + 1) / CONSTANT_WARM_UP, 1.0, max(falling, 0.0))
+
+
+def rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
