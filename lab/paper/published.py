@@ -116,7 +116,7 @@ LITTLE: dict[str, Any] = {
     "quantizer.batch": 512,
     "quantizer.lr": 5e-4,
     "quantizer.kmeans_iterations": 50,
-    "generator.steps": 3000,
+    "generator.steps": 2400,
     "generator.batch": 128,
     "generator.lr": 1e-3,
 }
