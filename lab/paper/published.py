@@ -76,6 +76,7 @@ TEST_QUERIES = 800  # of each task, evenly spread
 RATE_QUERIES = 128  # decoded to measure the rate
 RATE_BATCH = 32
 RESAMPLES = 1000  # behind the interval of a mean
+FEWEST_QUERIES = 20  # of a task of a small set: with fewer it has no say in a mean
 SURVIVAL = 200  # queries of each task whose positives are followed through the beams
 AT_ONCE = 512  # queries searched together
 HEADS: dict[str, Any] = {
@@ -116,7 +117,7 @@ LITTLE: dict[str, Any] = {
     "quantizer.batch": 512,
     "quantizer.lr": 5e-4,
     "quantizer.kmeans_iterations": 50,
-    "generator.steps": 2400,
+    "generator.steps": 2000,
     "generator.batch": 128,
     "generator.lr": 1e-3,
 }
@@ -377,6 +378,9 @@ def narrowed(parts: Parts, row: Row) -> Parts:
         parts = parts.map(lambda part: without(part, torch.tensor([int(name) % count >= row.products for name in part.pool_ids])))
     if row.task >= 0:
         parts = parts.map(lambda part: part.take_queries((part.tasks == row.task).nonzero()[:, 0]))
+    if row.part in LITTLE_PARTS:
+        asked = torch.bincount(parts.test.tasks)[parts.test.tasks]
+        parts = replace(parts, test=parts.test.take_queries((asked >= FEWEST_QUERIES).nonzero()[:, 0]))
     return parts
 
 
