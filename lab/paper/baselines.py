@@ -35,8 +35,9 @@ from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen
 from genius.train.journal import METRICS, Journal
 from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
+from genius.train.pairs import EmbeddedRows, FeatureRows, Points
 from lab.paper import identifiers
-from lab.paper.identifiers import Identifiers
+from lab.paper.identifiers import CHUNK, Identifiers
 from lab.paper.timed import TimeUp, WatchedGenerator
 
 BASELINES: dict[str, str] = {
@@ -48,7 +49,7 @@ BASELINES: dict[str, str] = {
     "grace-structured": "GRACE-style: path in a tree of clusters",
 }
 Say = Callable[[str], None]
-SAMPLE = 1000  # pairs and items behind each point of a curve
+SAMPLE = 600  # pairs and items behind each point of a curve
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,12 +93,52 @@ def build_baselines(
     return out
 
 
+class JoinedRows:
+    """Several `Points` in one numbering."""
+
+    def __init__(self, parts: Sequence[Points], rows: Sequence[Tensor | None]) -> None:
+        """Args:
+        parts: Where vectors are.
+        rows: Of each part those that count, (n,); None: all.
+        """
+        self.parts = parts
+        self.rows = [torch.arange(len(part)) if chosen is None else chosen for part, chosen in zip(parts, rows, strict=True)]
+
+    def __len__(self) -> int:
+        return sum(len(chosen) for chosen in self.rows)
+
+    def __getitem__(self, rows: Tensor | slice, /) -> Tensor:
+        if isinstance(rows, slice):
+            rows = torch.arange(len(self))[rows]
+        rows = rows.cpu()
+        found = []
+        places = []
+        start = 0
+        for part, chosen in zip(self.parts, self.rows, strict=True):
+            place = ((rows >= start) & (rows < start + len(chosen))).nonzero()[:, 0]
+            if len(place):
+                found.append(part[chosen[rows[place] - start]])
+                places.append(place)
+            start += len(chosen)
+        if not found:
+            return self.parts[0][rows]
+        order = torch.cat(places).argsort()
+        vectors = torch.cat(found)
+        return vectors[order.to(vectors.device)]
+
+
+def _fused(features: Features, device: torch.device) -> EmbeddedRows:
+    """Score fusion by row: kept on the device while it is small, else computed for the rows that are read."""
+    return EmbeddedRows(FeatureRows(features, device), score_fusion, features.image.shape[1])
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _World:
-    """Training and test items in one numbering, in the encoder's own space."""
+    """Training and test items in one numbering, in the encoder's own space. Vectors of a large pool are read by row."""
 
-    items: Tensor  # (N, D) train pool, then test items that are not in it
-    queries: Tensor  # (Q, D) of training
+    device: torch.device
+    items: JoinedRows  # (N, D) train pool, then test items that are not in it
+    queries: EmbeddedRows  # (Q, D) of training
     pairs: Tensor  # (P, 2) training pairs, rows of `items`
     test_queries: Tensor  # (Q', D)
     test_rows: Tensor  # (N',) row of every test item in `items`
@@ -109,16 +150,10 @@ class _World:
         fresh = [row for row, name in enumerate(test.pool_ids) if name not in place]
         for row in fresh:
             place[test.pool_ids[row]] = len(place)
-        items = torch.cat([_plain(train.pool, device), _plain(test.pool[torch.tensor(fresh, dtype=torch.long)], device)])
+        parts = [_fused(train.pool, device), _fused(test.pool, device)]
+        items = JoinedRows(parts, [None, torch.tensor(fresh, dtype=torch.long)])
         rows = torch.tensor([place[name] for name in test.pool_ids], device=device)
-        return cls(items, _plain(train.queries, device), train.pairs, _plain(test.queries, device), rows)
-
-
-def _plain(features: Features, device: torch.device, chunk: int = 16_384) -> Tensor:
-    parts = [
-        score_fusion(features[slice(i, i + chunk)].to(device, torch.float32)) for i in range(0, max(len(features), 1), chunk)
-    ]
-    return torch.cat(parts)
+        return cls(device, items, _fused(train.queries, device), train.pairs, _fused(test.queries, device)[:], rows)
 
 
 def _learn(
@@ -140,8 +175,10 @@ def _learn(
 def _place(name: str, world: _World, model: Genius, config: BaselineConfig) -> str:
     """Changes with whatever decides the result."""
     digest = hashlib.sha256(f"{name}:{config}:{model.generator.config}:{model.config.quantizer.level_sizes}".encode())
-    for part in (world.items, world.queries, world.pairs):
-        digest.update(part.cpu().contiguous().numpy().tobytes())
+    for points in (world.items, world.queries):
+        for start in range(0, len(points), CHUNK):
+            digest.update(points[start : start + CHUNK].cpu().contiguous().numpy().tobytes())
+    digest.update(world.pairs.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
@@ -176,7 +213,8 @@ def _read(path: Path, model: Genius) -> tuple[Identifiers, Generator]:
 def assign(name: str, world: _World, model: Genius, seed: int) -> Identifiers:
     """The identifiers of a baseline for all items."""
     if name == "irgen":
-        return identifiers.residual(world.items, tuple(model.config.quantizer.level_sizes[1:]), seed)
+        quantizer = model.config.quantizer
+        return identifiers.residual(world.items, quantizer.width, tuple(quantizer.level_sizes[1:]), seed)
     if name == "grace-numeric":
         return identifiers.numeric(world.items, seed)
     if name == "grace-atomic":
@@ -242,7 +280,7 @@ def _samples(
     ids: Identifiers, world: _World, train: FeatureSet, test: FeatureSet, validation: FeatureSet
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """What the curves are about: training queries, items (the test pool's included), unseen queries, with their codes."""
-    device = world.items.device
+    device = world.device
     random = torch.Generator().manual_seed(0)
     codes = torch.from_numpy(ids.codes).to(device)
 
@@ -254,7 +292,7 @@ def _samples(
     place = {item: row for row, item in enumerate(train.pool_ids)}
     unseen = validation.pairs[some(len(validation.pairs))]
     rows = torch.tensor([place[validation.pool_ids[row]] for row in unseen[:, 1].tolist()], device=device)
-    queries = _plain(validation.queries, device)[unseen[:, 0].to(device)]
+    queries = _fused(validation.queries, device)[unseen[:, 0]]
     return {
         "training queries": (world.queries[pairs[:, 0]], codes[pairs[:, 1]]),
         "items": (world.items[items], codes[items]),
@@ -273,7 +311,7 @@ def third_stage(ids: Identifiers, world: _World, model: Genius, config: Baseline
     """Stage 3 on other identifiers: every item is a query for its own ID, too."""
     device = model.device
     none = torch.zeros(len(world.items), dtype=torch.long, device=device)
-    asked = torch.cat([world.queries, world.items])
+    asked = JoinedRows([world.queries, world.items], [None, None])
     own = torch.arange(len(world.items))
     pairs = torch.cat([world.pairs, torch.stack([len(world.queries) + own, own], 1).to(world.pairs)])
     frozen = Frozen(world.items, none, torch.from_numpy(ids.codes).to(device), asked)

@@ -65,7 +65,7 @@ def test_semantic_ids_are_words_of_the_queries() -> None:
 
 def test_residual_ids_reconstruct_and_know_no_modality() -> None:
     items, _ = vectors(500)
-    ids = identifiers.residual(items, (16, 16, 16))
+    ids = identifiers.residual(items, 16, (16, 16, 16))
     assert ids.quantizer is not None and ids.quantizer.config.modality_code == "none"
     error = (ids.quantizer.decode(torch.from_numpy(ids.codes)) - items).square().sum(1)
     assert error.mean() < 0.05 and error.mean() < (items - items.mean(0)).square().sum(1).mean()
