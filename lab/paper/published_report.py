@@ -15,12 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from lab.paper.timed import content
+
 Line = dict[str, Any]
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "published.json"
-PLOT = FOLDER.parents[1] / "docs" / "images" / "paper-size.png"
+IMAGES = FOLDER.parents[1] / "docs" / "images"
+PLOT = IMAGES / "paper-size.png"
+CURVES = IMAGES / "paper-identifiers.png"
 FEWEST_STEPS = 50  # of stage 3: rows with fewer are left out, since their figures would be those of an untrained decoder
-KEPT_LOOKS = 9  # points of a curve in the committed file
+KEPT_LOOKS = 12  # points of a curve in the committed file
 MODALITIES = ("image", "text", "image-text pair")
 SAMPLES = ("training queries", "items", "unseen queries")
 
@@ -296,29 +300,145 @@ def sizes() -> str:
     return table(["GENIUS / GENIUS^R, share of dense (pairs per code)", *(f"4 x {size:,}" for size in codes)], rows)
 
 
-def baselines() -> str:
+NAMES = {
+    "GENIUS": "GENIUS",
+    "irgen": "IRGen, residual",
+    "grace-structured": "GRACE, structured",
+    "grace-semantic": "GRACE, semantic",
+    "grace-atomic": "GRACE, atomic",
+    "grace-numeric": "GRACE, numeric",
+}
+
+
+def identifier_lines() -> list[Line]:
+    """Rows of the small set with different identifiers under one decoder, in the order of `NAMES`."""
+    known = {line["row"]: line for line in lines_of("little")}
+    return [known[name] for name in NAMES if name in known]
+
+
+def right(point: Line) -> str:
+    """Content codes that are right on training queries, items and unseen queries, in percent."""
+    return " / ".join(f"{100 * content(point[sample]['right']):.0f}" for sample in SAMPLES)
+
+
+def plain_and_reranked(line: Line) -> tuple[Line, Line]:
+    """Figures by log-probability and re-ranked, with the largest number of beams."""
+    name = line["row"]
+    found = line["last"]
+    if name in found or f"{name}@50" in found:
+        return method_of(line, name, 50), method_of(line, f"{name}-r", 50)
+    return method_of(line, "genius", 50), method_of(line, "genius-r", 50)
+
+
+def with_interval(figures: Line) -> str:
+    low, high = figures["interval"]
+    return f"{hit(figures):.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def trained_until(line: Line) -> str:
+    if line["flat at"] is None:
+        return f"{line['steps']:,} (not flat)"
+    return f"{line['steps']:,} (flat at {line['flat at']:,})"
+
+
+def identifiers() -> str:
+    """GRACE's and IRGen's identifiers beside GENIUS' own, trained until their curves are flat."""
     rows = []
-    for (data, name), lines in groups(lines_of("baselines")).items():
-        line = lines[0]
-        best = method_of(line, name, 50)
-        config = line["config"]
-        ends = [point["codes"] for point in line["curve"]]
-        steps = [point["step"] for point in line["curve"]]
-        middle = ends[int(0.5 * len(ends))]
+    for line in identifier_lines():
+        sizes = line["config"].get("level_sizes") or line["config"]["model"]["level_sizes"]
+        plain, reranked = plain_and_reranked(line)
         rows.append(
             [
-                f"{data}, {name}",
-                f"{len(config['level_sizes'])} x {max(config['level_sizes']):,}",
-                f"{steps[-1]:,} of {config['steps']:,}",
-                f"{hit(line['last']['dense']):.1f}",
-                f"{hit(best):.1f}",
-                f"{hit(best) / max(hit(line['last']['dense']), 1e-9):.2f}",
-                f"{best['queries/s']:,.0f}",
-                f"{100 * middle:.0f}, {100 * ends[-1]:.0f}",
+                NAMES[line["row"]],
+                " x ".join(f"{size:,}" for size in sizes),
+                trained_until(line),
+                right(line["curve"][-1]),
+                with_interval(plain),
+                with_interval(reranked),
+                f"{line['queries per second of one thread']:,.0f}",
             ]
         )
-    header = ["identifiers, 50 beams", "codes", "steps", "dense", "hit@5 in %", "share of dense", "queries/s"]
-    return table([*header, "codes right in training, half way and at the end, %"], rows)
+    if rows:
+        dense = identifier_lines()[0]["last"]["dense"]
+        rows.insert(0, ["dense, score fusion", "-", "-", "-", with_interval(dense), "-", "-"])
+    header = ["identifiers, 50 beams, hit@5 in %", "codes", "steps", "codes right at the end, %", "by log-probability"]
+    return table([*header, "re-ranked", "queries/s"], rows)
+
+
+def flat_curves() -> str:
+    """Three points of each curve: half way to where it is flat, there, and at the end."""
+    rows = []
+    for line in identifier_lines():
+        last = line["steps"]
+        flat = line["flat at"] or last
+        steps = line["curve steps"]
+        cells = []
+        for wanted in (flat / 2, flat, last):
+            nearest = min(range(len(steps)), key=lambda i: abs(steps[i] - wanted))
+            cells.append(f"{right(line['curve'][nearest])} ({steps[nearest]:,})")
+        rows.append([NAMES[line["row"]], *cells])
+    return table(["codes right: training queries / items / unseen queries, % (step)", "half way", "flat", "end"], rows)
+
+
+def little(names: tuple[str, ...], title: str) -> str:
+    """Rows of the small set, each with its seeds."""
+    rows = []
+    found = {name: lines for (_, name), lines in groups(lines_of("little")).items()}
+    for name in names:
+        lines = found.get(name, [])
+        if not lines:
+            continue
+        purity = [line["quantizer"]["purity"] for line in lines if "purity" in line["quantizer"]]
+        model = lines[0]["config"]["model"]
+        rows.append(
+            [
+                name,
+                " x ".join(map(str, model["level_sizes"])) + (", shared" if model["shared"] else ""),
+                str(len(lines)),
+                f"{sum(line['flat at'] is not None for line in lines)}",
+                spread(purity, 3) if purity else "-",
+                spread([hit(line["last"]["codes"]) for line in lines], 1),
+                spread([hit(method_of(line, "genius", 30)) for line in lines], 1),
+                spread([hit(method_of(line, "genius-r", 30)) for line in lines], 1),
+            ]
+        )
+    return table([title, "codes", "seeds", "flat", "purity", "codes alone", "GENIUS", "GENIUS^R"], rows)
+
+
+FIRST_CODES = tuple(f"{code} + {count}" for count in (3, 4) for code in ("nearest", "given", "none"))
+CODEBOOKS = ("nearest + 4", "nearest + 4, shared", "nearest + 8 of 128")
+
+
+def first_codes() -> str:
+    return little(FIRST_CODES, "first code + content codes of 64, hit@5 in %")
+
+
+def codebooks() -> str:
+    return little(CODEBOOKS, "codebooks, hit@5 in %")
+
+
+def curves_picture() -> str:
+    """The plot of the curves, where there is one."""
+    if not CURVES.is_file() or not identifier_lines():
+        return ""
+    return "![Content codes that are right, by step](../images/paper-identifiers.png)\n\n"
+
+
+def draw_curves() -> bytes:
+    """Accuracy on training queries, items and unseen queries by step, one line for each kind of identifier."""
+    from lab.paper.table import plots, png
+
+    figure, axes = plots(12, 3.6, 3)
+    for place, sample in zip(axes[0], SAMPLES, strict=True):
+        for line in identifier_lines():
+            values = [100 * content(point[sample]["right"]) for point in line["curve"]]
+            place.plot(line["curve steps"], values, marker=".", label=NAMES[line["row"]])
+        place.set_ylim(0, 102)
+        place.set_xlabel("step")
+        place.set_title(sample)
+    axes[0][0].set_ylabel("codes that are right, %")
+    axes[0][-1].legend(fontsize=8, frameon=False)
+    return png(figure)
 
 
 def further() -> str:
@@ -363,7 +483,8 @@ def joined(paths: list[Path]) -> Line:
     known: set[tuple[str, str, str, int]] = set()
     for path in paths:
         body = json.loads(path.read_text(encoding="utf-8"))
-        out["about"].append(body["about"])
+        about = body["about"]
+        out["about"] += about if isinstance(about, list) else [about]
         for line in body["lines"]:
             key = (line["part"], line["row"], line["data"], line["seed"])
             cut = line.get("steps", FEWEST_STEPS) < FEWEST_STEPS and "last" in line  # the time was up before it was trained
@@ -406,6 +527,8 @@ def main() -> None:
         RESULTS.write_text(pretty(joined(args.results)) + "\n", encoding="utf-8")
     if size_points():
         PLOT.write_bytes(draw())
+    if identifier_lines():
+        CURVES.write_bytes(draw_curves())
 
 
 if __name__ == "__main__":
