@@ -8,6 +8,7 @@ paper's numbers are left out, because they are of other data.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +26,10 @@ from genius.evaluate.sources import features_folder, load_features, other_encode
 from genius.model.config import SIZES
 from genius.model.genius import Genius
 from genius.search import CodeTrie
-from genius.train.config import read_train_config
+from genius.train.config import TrainConfig, read_train_config
+from genius.train.loop import finished
+from genius.train.prepare import CONFIG, NOT_PART_OF_THE_RUN, TRAINING
+from genius.train.quantizer import QuantizerStage
 from genius.types import Item
 from lab.paper import analyses
 from lab.paper import printed as paper
@@ -39,6 +43,7 @@ FULL_MBEIR = 5_000_000  # the union pool has 5.6 million candidates
 OTHER_DATA = (
     "The paper's numbers are on the whole of M-BEIR (5.6 million candidates); this run searched fewer, so they do not compare."
 )
+STAGE_3 = ("generator.", "model.decoder", "model.prefix_tokens", "search")  # fields that stage 2 does not read
 TRAIN = "train"  # as a row's model: it is trained here
 Say = Callable[[str], None]
 __all__ = ["Request", "Table", "listing", "read_experiment", "run"]
@@ -219,6 +224,7 @@ def _models(
         if row.name not in given and not request.train:
             raise GeniusError(f"row {row.name!r} needs a model: --variant '{row.name}=MODEL', or --train DATA to train it")
     _refuse_unlike(name, experiment, request, given, data.pool.width)
+    trained: list[AblationRow] = []
     for row in experiment.rows:
         if row.name in given:
             source = given[row.name]
@@ -227,7 +233,9 @@ def _models(
             if train is None:
                 train = load_features(request.examples(), model, request.model)
             say(f"training {row.name}")
+            _reuse_earlier_stages(name, row, trained, request, train.pool.width, say)
             variant = _train(name, row, request, train)
+            trained.append(row)
         yield row, variant
 
 
@@ -264,6 +272,33 @@ def _not_as_named(row: AblationRow, model: Genius) -> list[str]:
             layers, width = shape["layers"], shape["d_model"]
             out.append(f"{row.name}: the decoder in this row has {layers} layers of width {width}.")
     return out
+
+
+def _reuse_earlier_stages(
+    name: str, row: AblationRow, trained: Sequence[AblationRow], request: Request, width: int, say: Say
+) -> None:
+    """Copy stage 2 of a row that differs in stage 3 alone: `train` reads a finished stage back."""
+    config = read_train_config(request.base, _changes(name, row, request, width))
+    mine = Path(config.output) / TRAINING
+    if (mine / CONFIG).exists():
+        return  # begun by an earlier call
+    for other in trained:
+        known = read_train_config(request.base, _changes(name, other, request, width))
+        theirs = Path(known.output) / TRAINING
+        if _before_stage_3(known) != _before_stage_3(config) or not finished(theirs, QuantizerStage.name):
+            continue
+        mine.mkdir(parents=True, exist_ok=True)
+        for kind in ("safetensors", "json"):
+            file = f"{QuantizerStage.name}.{kind}"
+            shutil.copyfile(theirs / file, mine / file)
+        say(f"stage 2 of {row.name} is that of {other.name}")
+        return
+
+
+def _before_stage_3(config: TrainConfig) -> dict[str, Any]:
+    """What decides the result of stage 2."""
+    fields = flat(to_dict(config))
+    return {name: value for name, value in fields.items() if not name.startswith(STAGE_3) and name not in NOT_PART_OF_THE_RUN}
 
 
 def _train(name: str, row: AblationRow, request: Request, data: FeatureSet) -> Genius:

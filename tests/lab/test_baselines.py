@@ -17,7 +17,7 @@ from genius.evaluate.generative import IdSource
 from genius.evaluate.methods import code_bits
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
-from lab.paper import identifiers
+from lab.paper import baselines, identifiers
 from lab.paper.baselines import BASELINES, build_baselines
 
 
@@ -131,6 +131,22 @@ def test_trained_baselines_are_found_again_and_only_for_the_same_data(
     assert first[0].quantizer is not None and second[0].quantizer is not None and second[1].quantizer is None
     assert torch.equal(first[0].quantizer.codebook(1), second[0].quantizer.codebook(1))
     assert all("training" in line for line in build(steps=1)[1] + build(data=train.take_queries(torch.arange(100)))[1])
+
+
+def test_items_of_a_large_pool_are_read_by_row(monkeypatch: pytest.MonkeyPatch, sets: tuple[FeatureSet, FeatureSet]) -> None:
+    """Nothing of the pool is kept on the device, and identifiers and training inputs are the same."""
+    train, test = sets
+    model = tiny(24)
+    kept = baselines._World.of(model, train, test)
+    monkeypatch.setattr("genius.train.pairs.HELD", 0)
+    monkeypatch.setattr(identifiers, "CHUNK", 7)
+    read = baselines._World.of(model, train, test)
+    assert all(part.kept is None for part in (*read.items.parts, read.queries)) and kept.queries.kept is not None
+    rows = torch.tensor([len(read.items) - 1, 0, 3, 3])
+    assert torch.allclose(read.items[rows], kept.items[rows]) and len(read.items[:0]) == 0
+    assert torch.allclose(read.items[:], kept.items[:])
+    for name in BASELINES:
+        assert np.array_equal(baselines.assign(name, read, model, 0).codes, baselines.assign(name, kept, model, 0).codes), name
 
 
 def test_the_papers_bits() -> None:

@@ -14,11 +14,11 @@ import torch
 from genius.model.config import QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.train.config import Schedule, read_train_config
+from genius.train.config import GeneratorStageConfig, Schedule, read_train_config
 from genius.train.generator import Batch, GeneratorStage, generator_config
 from lab.paper import published, published_report
 from lab.paper.published import Row, narrowed, rows_of
-from lab.paper.timed import RATE, TimedGenerator
+from lab.paper.timed import RATE, TimedGenerator, TimeUp, WatchedGenerator, flat
 
 PARTS = ("published", "paper", "modality", "size", "baselines", "tables")
 TINY = {
@@ -67,18 +67,20 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     monkeypatch.setattr(published, "LOOKS", 2)
     monkeypatch.setattr(published.loop, "LOOKS", 2)
     monkeypatch.setattr(published, "BEAMS", (1, 30))
+    monkeypatch.setattr(published, "FEWEST_QUERIES", 1)
     chosen = [
         Row("published", "published 4096 x 9", "fashion", beams=(1, 5, 10, 30, 50)),
         Row("modality", "none + 3", "fashion", changes={"model.level_sizes": [4, 4, 4], "model.modality_code": "none"}),
         Row("size", "30 products, 4 codes", "fashion", changes={"model.level_sizes": [3, 4, 4]}, products=30),
-        Row("baselines", "grace-atomic", "fashion", baseline="grace-atomic", beams=(30, 50)),
-        Row("baselines", "irgen", "fashion", baseline="irgen", beams=(30, 50)),
+        Row("little", "grace-atomic", "fashion", baseline="grace-atomic", beams=(50,)),
+        Row("little", "irgen", "fashion", baseline="irgen", beams=(50,)),
+        Row("little", "nearest + 4", "fashion", changes={"model.level_sizes": [3, 4, 4, 4]}, beams=(30, 50)),
     ]
     settings = published.Settings({"fashion": features}, tmp_path, 1e6, "nano", 6, TINY, queries=5)
     results = published.Results(tmp_path / "out.json", {"commit": "none"})
     for row in chosen:
         results.add(published.run_row(settings, row))
-    first, none, size, atomic, irgen = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["lines"]
+    first, none, size, atomic, irgen, nearest = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["lines"]
     assert {"dense", "codes", "genius@1", "genius-r@50", "local", "fused"} <= set(first["last"])
     assert len(first["curve"]) == 2 == first["looks"][-1] and set(first["curve"][0]) == {
         "training queries",
@@ -91,22 +93,32 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     assert len(first["survival"]["levels"]) == levels and "purity" not in none["quantizer"]
     assert size["test"]["pool"] == 90 and first["test"]["pool"] == 180
     assert atomic["config"]["level_sizes"] == [180] and len(irgen["config"]["level_sizes"]) == 4
-    assert atomic["curve"][-1]["step"] == 2 and "genius" not in atomic["last"]
+    assert {"dense", "grace-atomic@50", "grace-atomic-r@50"} == set(atomic["last"])
+    for line in (atomic, irgen, nearest):
+        assert line["looks"][-1] == line["steps"] == 2 and len(line["curve"]) == 2 and line["flat at"] is None
+        assert set(line["curve"][-1]) == {"training queries", "items", "unseen queries"}
+        assert line["queries per second of one thread"] > 0
+        low, high = line["last"]["dense"]["interval"]
+        assert low <= np.mean(list(line["last"]["dense"]["hit@5"].values())) <= high
     assert len(list(tmp_path.glob("parts-*.pt"))) == 1
     known = published.Results(tmp_path / "out.json", {}).keys()  # of a second call
     assert {row.key for row in chosen} == known
 
     monkeypatch.setattr(published_report, "RESULTS", tmp_path / "joined.json")
     monkeypatch.setattr(published_report, "PLOT", tmp_path / "plot.png")
+    monkeypatch.setattr(published_report, "CURVES", tmp_path / "curves.png")
     monkeypatch.setattr(published_report, "FEWEST_STEPS", 0)  # else rows that were cut are left out
     monkeypatch.setattr(sys, "argv", ["published_report", str(tmp_path / "out.json"), str(tmp_path / "out.json")])
     published_report.main()
-    assert len(published_report.lines_of("baselines")) == 2  # each row once
-    assert (tmp_path / "plot.png").stat().st_size > 1000
+    assert len(published_report.lines_of("little")) == 3  # each row once
+    assert (tmp_path / "plot.png").stat().st_size > 1000 and (tmp_path / "curves.png").stat().st_size > 1000
     report = published_report
     for part in (report.recipes, report.beams, report.survival, report.curves, report.flattening, report.last_and_best,
-                 report.tasks, report.modality, report.purities, report.sizes, report.baselines, report.further):  # fmt: skip
+                 report.tasks, report.modality, report.purities, report.sizes,
+                 report.further, report.first_codes, report.codebooks):  # fmt: skip
         assert part().count("\n") >= 1
+    assert report.identifiers().count("\n") == 5 and "(not flat)" in report.identifiers()  # dense, GENIUS and two others
+    assert report.flat_curves().count("\n") == 4
     assert "30 products" in report.sizes() and report.confusion(report.lines_of("published")).count("\n") == 4
 
 
@@ -140,6 +152,41 @@ def test_the_learning_rate_follows_the_clock() -> None:
     assert stage.learning_rate(schedule, 10_000, 9000) == RATE(schedule, 10_000, 9000)
     stage.__dict__.update(deadline=float("inf"))
     assert stage.learning_rate(schedule, 10_000, 600) == RATE(schedule, 10_000, 600)
+
+
+def points(right: list[float], nats: list[float]) -> list[dict[str, object]]:
+    names = ("training queries", "items", "unseen queries")
+    return [{name: {"right": [1.0, r], "nats": [0.0, n]} for name in names} for r, n in zip(right, nats, strict=True)]
+
+
+def test_a_curve_is_flat_when_nothing_moves() -> None:
+    still = [0.5, 0.502, 0.498, 0.501, 0.5, 0.5]
+    assert flat(points(still, [2.0] * 6))
+    assert not flat(points(still[:5], [2.0] * 5))  # too few looks
+    assert not flat(points([0.40, 0.42, 0.44, 0.46, 0.48, 0.50], [2.0] * 6))  # accuracy rises
+    falling = [2.0, 1.95, 1.9, 1.85, 1.8, 1.75]
+    assert not flat(points(still, falling))  # log loss still falls
+    overfitted = points(still, [2.0] * 6)
+    for step, point in enumerate(overfitted):
+        point["unseen queries"] = {"right": [1.0, 0.3], "nats": [0.0, 3.0 + step]}
+    assert flat(overfitted)  # the log loss of unseen queries may rise
+
+
+def test_the_rate_is_constant_until_the_curves_are_flat() -> None:
+    stage = WatchedGenerator.__new__(WatchedGenerator)
+    config = GeneratorStageConfig(steps=200, batch=8)
+    stage.__dict__.update(until_flat=True, config=config, deadline=float("inf"))
+    schedule = Schedule(warm_up=500)
+    assert stage.decay_steps == 20
+    assert stage.learning_rate(schedule, 200, 49) == 0.5
+    assert stage.learning_rate(schedule, 200, 150) == 1.0
+    assert stage.learning_rate(schedule, 200, 199) == 0.0  # never flat: it falls with the last steps
+    stage.__dict__.update(flat_at=120)
+    assert stage.learning_rate(schedule, 200, 119) == 1.0
+    assert stage.learning_rate(schedule, 200, 129) == pytest.approx(0.5)
+    stage.before_step(139)
+    with pytest.raises(TimeUp):
+        stage.before_step(140)
 
 
 def test_one_product_is_the_same_loss() -> None:

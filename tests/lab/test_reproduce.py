@@ -80,6 +80,24 @@ def test_every_experiment_runs(name: str, world: World, tmp_path: Path, monkeypa
         assert {r["what"]: r["bytes"] for r in found["results"]}["codes"] == (2 + 4 + 4 + 4) / 8
 
 
+def test_rows_that_differ_in_stage_3_alone_share_stage_2(world: World, tmp_path: Path) -> None:
+    """Of Table 4 only the row without query augmentation has the first row's stage 2."""
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in world.quick.items()]
+    call(
+        "reproduce", "table-4", "--data", str(world.test), "--model", str(world.model), "--train", str(world.train),
+        "--base", "lab/paper/tiny.toml", "--work", str(tmp_path), "--variant=GENIUS=train", *settings, "--json",
+    )  # fmt: skip
+    stages = {}
+    for folder in (tmp_path / "table-4").iterdir():
+        lines = (folder / "training" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        stages[folder.name] = {json.loads(line)["stage"] for line in lines}
+    shared = {name for name, trained in stages.items() if "quantizer" not in trained}
+    assert len(stages) == 5 and shared == {"w-o-query-augmentation"}
+    assert all("generator" in trained for trained in stages.values())
+    weights = [tmp_path / "table-4" / name / "training" / "quantizer.safetensors" for name in ("genius", *shared)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 def test_papers_numbers_are_only_beside_their_own_data(world: World) -> None:
     from dataclasses import replace
 

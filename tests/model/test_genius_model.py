@@ -48,6 +48,23 @@ def test_save_and_load_give_the_same_model(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "digests.json", "model.safetensors"]
 
 
+def test_codes_are_computed_in_parts() -> None:
+    """Vectors of the whole pool are never in memory at once."""
+    model, features = tiny(), some_features(11)
+    largest = 0
+    embed = model.fusion.embed
+
+    def watched(part: Features, chunk: int) -> torch.Tensor:
+        nonlocal largest
+        largest = max(largest, len(part))
+        return embed(part, chunk)
+
+    model.fusion.embed = watched  # type: ignore[method-assign]
+    codes = model.encode(features, chunk=4)
+    assert largest == 4 and torch.equal(codes, model.encode(features)) and largest == 11
+    assert model.encode(features[:0]).shape == (0, len(LEVELS))
+
+
 def test_the_fingerprint_changes_with_any_weight() -> None:
     model = tiny()
     seen = {model.fingerprint()}
