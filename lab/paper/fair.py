@@ -15,7 +15,6 @@ that they have in common, heads and stages 2 are trained once: rows that differ 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import math
@@ -23,9 +22,8 @@ import multiprocessing
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +36,18 @@ from genius.encoders.towers import Heads
 from genius.evaluate import EvalConfig, evaluate
 from genius.train import loop
 from genius.train.config import RunConfig, TrainConfig, read_train_config
-from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.handover import assemble, freeze, through_heads
-from genius.train.holdout import Split, sample_queries, split
-from genius.train.journal import METRICS, Journal
-from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.holdout import Split
+from genius.train.journal import Journal
+from genius.train.loop import Runtime, Stage, make_accelerator
 from genius.train.prepare import count_steps
 from genius.train.quantizer import QuantizerStage
 from lab import provenance
-from lab.accuracy import fashion, icons, without
 from lab.paper.fair_results import Results
 from lab.paper.fair_rows import BASE, Row, before_stage_3, grouped, pool_of, rows_of
+from lab.paper.parts import HEADS_WIDTH, HELD_OUT, Parts, parts_of, train_stage, trained_heads, trained_once
 
-HELD_OUT = 0.06  # of the training queries, by group; a quarter of that is what stages are judged by
 # In every row alike: the paper's epochs of stage 2 and as many of stage 3 as validation asks for, with larger batches and rates,
 # since here are 75,000 queries where the paper has 1.1 million.
 SAME: dict[str, Any] = {
@@ -66,7 +62,6 @@ SAME: dict[str, Any] = {
     "generator.lr": 4e-4,
     "run.patience": 20,  # as many as there are looks: a decoder may rise late, so none stops early, and the best weights stay
 }
-HEADS_WIDTH = 256
 JUDGED = 600
 BEAMS = 30  # as the paper's ablations
 AT_ONCE = 512  # queries searched together
@@ -87,58 +82,7 @@ class Job:
     judged: int = JUDGED  # validation queries
 
 
-# -- data ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Training without any item that answers a test query; validation over the same pool; test over the whole pool."""
-
-    train: FeatureSet
-    validation: FeatureSet
-    test: FeatureSet
-
-    def map(self, change: Callable[[FeatureSet], FeatureSet]) -> Parts:
-        return Parts(change(self.train), change(self.validation), change(self.test))
-
-
-@cache
-def parts_of(name: str, folder: Path, products: int | None, judged: int) -> Parts:
-    data = (fashion if name == "fashion" else icons)(folder, products)
-    new = torch.zeros(len(data.test.pool), dtype=torch.bool)
-    new[data.test.pairs[:, 1]] = True
-    train, honest = without(data.train, new), data.honest
-    if honest is None:
-        honest = split(train, HELD_OUT, 0).validation
-        assert honest is not None
-        names = set(honest.query_ids)
-        kept = torch.tensor([i for i, query in enumerate(train.query_ids) if query not in names])
-        train = train.take_queries(kept)
-    else:
-        honest = without(honest, new)
-    return Parts(train, sample_queries(honest, judged), with_local_pools(data.test))
-
-
-def with_local_pools(test: FeatureSet) -> FeatureSet:
-    """Every task's own pool: the items of the kinds that answer it."""
-    kind, pools = test.pool.modality, {}
-    for task in test.tasks.unique().tolist():
-        asked = (test.tasks == task)[test.pairs[:, 0]]
-        pools[int(task)] = torch.isin(kind, kind[test.pairs[asked, 1]].unique()).nonzero()[:, 0]
-    return replace(test, pools=pools)
-
-
 # -- one job -------------------------------------------------------------------------------------------------------
-
-
-def trained_once(path: Path, train: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Weights that several jobs share: who comes first trains them, the others wait."""
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            torch.save(dict(train()), part := path.with_suffix(".part"))
-            part.rename(path)
-    return dict(torch.load(path, weights_only=True, map_location="cpu"))
 
 
 class Bench:
@@ -165,15 +109,7 @@ class Bench:
 
     def run(self, stage: Stage, config: TrainConfig, run: RunConfig) -> list[list[float]]:
         """Train one stage; what its validation said, [step, value] after each look."""
-        part = getattr(config, stage.name)
-        stage.validate = dict  # type: ignore[method-assign]  # test queries judge, once everything is trained
-        with tempfile.TemporaryDirectory() as folder:
-            journal = Journal(Path(folder), quiet=True)
-            run_stage(stage, part, Runtime(self.accelerator, journal, self.job.seed, run), Path(folder) / "checkpoint")
-            lines = [json.loads(line) for line in (Path(folder) / METRICS).read_text(encoding="utf-8").splitlines()]
-        stage.eval()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # other jobs share the card
+        lines = train_stage(stage, config, run, self.job.seed)
         return [[line["step"], round(line["validation"], 4)] for line in lines if "validation" in line]
 
     def through_heads(self) -> Parts:
@@ -181,16 +117,13 @@ class Bench:
         pool = self.parts.train.pool
         if pool.image.shape[1] == pool.text.shape[1] == self.width:
             return self.parts
-        path = self.job.work / f"heads-{self.job.seed}.pt"
-        sizes = (pool.image.shape[1], pool.text.shape[1], self.width)
         config = self.config(Row(BASE, ()))
-        heads = Heads(*sizes, config.encoder.hidden)
+        path = self.job.work / f"heads-{self.job.seed}.pt"
 
         def train() -> Mapping[str, Tensor]:
-            stage = HeadsStage(self.parts.train, self.parts.validation, self.width, config.encoder, self.job.seed, self.device)
-            self.run(stage, config, RunConfig())
-            return stage.heads.state_dict()
+            return trained_heads(self.parts, config, RunConfig(), self.job.seed, self.device).state_dict()
 
+        heads = Heads(pool.image.shape[1], pool.text.shape[1], self.width, config.encoder.hidden)
         heads.load_state_dict(trained_once(path, train))
         heads.to(self.device).eval()
         return self.parts.map(lambda part: through_heads(heads, part))

@@ -8,12 +8,10 @@ paper      `builtin:paper` at the same sizes
 modality   the first code learned (K1 = 3), given, predicted by a classifier or left out, with equally many content codes
 size       number of products x codes per level
 baselines  GRACE's and IRGen's identifiers under the same decoder
-tables     rows of the supplement: shared codebooks, 8192 x 17, models of a single task
-short      modality, size and baselines, those that say most first
+tables     shared codebooks, 8192 x 17
 purity     stage 2 alone with a learned first code, three seeds
 little     for a CPU, with `--products 1000`: GRACE's and IRGen's identifiers, first codes, shared and more codebooks, each
            trained until its curves are flat
-grid       for a CPU: number of products x codes per level, the same number of steps for each
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
 towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
@@ -45,7 +43,6 @@ from torch import Tensor
 
 from genius.config import to_dict
 from genius.data.features import FeatureSet
-from genius.encoders.towers import Heads
 from genius.evaluate import EvalConfig, Evaluation, evaluate
 from genius.model.config import GeniusConfig, QuantizerConfig
 from genius.model.generator import Generator
@@ -53,20 +50,18 @@ from genius.model.genius import Genius
 from genius.search import CodeTrie
 from genius.search.beam import beam_search
 from genius.train import loop
-from genius.train.config import RunConfig, TrainConfig, read_train_config
-from genius.train.encoder import HeadsStage
+from genius.train.config import TrainConfig, read_train_config
 from genius.train.generator import Frozen, ValidationSet, generator_config
 from genius.train.handover import assemble, freeze, through_heads
 from genius.train.holdout import Split
-from genius.train.journal import METRICS, Journal
-from genius.train.loop import LOOKS, Runtime, Stage, make_accelerator, run_stage
+from genius.train.loop import LOOKS, make_accelerator
 from genius.train.quantizer import QuantizerStage
 from lab import provenance
 from lab.accuracy import summaries, without
 from lab.paper.baselines import BaselineConfig, train_baseline
-from lab.paper.fair import HEADS_WIDTH, Parts, parts_of, trained_once
+from lab.paper.parts import HEADS_WIDTH, HELD_OUT, Parts, parts_of, train_stage, trained_heads, trained_once
 from lab.paper.survival import survival
-from lab.paper.timed import TimeUp, WatchedGenerator
+from lab.paper.timed import WatchedGenerator
 
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
@@ -121,12 +116,10 @@ LITTLE: dict[str, Any] = {
     "generator.batch": 128,
     "generator.lr": 1e-3,
 }
-UNTIL_FLAT = "little"  # the part whose rows are trained until their curves are flat
-LITTLE_PARTS = (UNTIL_FLAT, "grid")  # trained and searched with on a CPU
+UNTIL_FLAT = "little"  # the part whose rows are trained until their curves are flat, on a CPU
 SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 3000, "generator.batch": 512, "generator.lr": 4e-4}
 BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
 Tell = Callable[[dict[str, Any]], None]
-GRID_STEPS = 1000
 PRODUCTS = (24_000, 12_000, 6_000, 3_000)
 CODES = (64, 256, 1024, 4096)
 
@@ -143,7 +136,6 @@ class Row:
     changes: dict[str, Any] = field(default_factory=dict)
     earlier_seed: int = 0  # of stage 2
     products: int = 0  # of fashion, the first so many; 0: all
-    task: int = -1  # train and test on this task alone; -1: all
     baseline: str = ""
     beams: tuple[int, ...] = (30,)
 
@@ -161,10 +153,8 @@ def rows_of(parts: tuple[str, ...], sets: tuple[str, ...]) -> list[Row]:
         "size": _size_rows,
         "baselines": _baseline_rows,
         "tables": _table_rows,
-        "short": _short_rows,
         "purity": _purity_rows,
         "little": _little_rows,
-        "grid": _grid_rows,
     }
     return [row for part in parts for row in known[part](sets)]
 
@@ -215,27 +205,6 @@ def _baseline_rows(sets: tuple[str, ...]) -> list[Row]:
     ]
 
 
-def _short_rows(sets: tuple[str, ...]) -> list[Row]:
-    """The rows that say most, for a call in which not all end: each kind once, then seeds and further sizes."""
-    modality = _modality_rows(sets)
-    size = _size_rows(sets)
-    baselines = _baseline_rows(sets)
-
-    def pick(rows: list[Row], *names: str, data: str = sets[0], seed: int = 0) -> list[Row]:
-        return [row for name in names for row in rows if (row.name, row.data, row.seed) == (name, data, seed)]
-
-    def sizes(products: int) -> list[Row]:
-        return [row for row in size if row.products == products]
-
-    out = pick(modality, "nearest + 4", "given + 4", "none + 4")
-    out += pick(baselines, "grace-structured", "grace-atomic", "irgen")
-    out += [*sizes(PRODUCTS[0])[:3], *sizes(PRODUCTS[-1])[1:3]]
-    out += pick(modality, "nearest + 3", "given + 3", "none + 3")
-    out += pick(baselines, "grace-semantic", "grace-numeric")
-    known = [row for part in (modality, size, baselines) for row in part]
-    return out + [row for row in known if row not in out]
-
-
 def _purity_rows(sets: tuple[str, ...]) -> list[Row]:
     changes = {**SMALL, "model.level_sizes": [3] + [256] * 4, "model.modality_code": "nearest"}
     return [
@@ -271,28 +240,12 @@ def _little_rows(sets: tuple[str, ...]) -> list[Row]:
     return out
 
 
-def _grid_rows(sets: tuple[str, ...]) -> list[Row]:
-    """As the part `size`, at sizes for a CPU."""
-    return [
-        Row(
-            "grid",
-            f"{products:,} products, {size} codes",
-            sets[0],
-            changes={**LITTLE, "generator.steps": GRID_STEPS, "model.level_sizes": [3] + [size] * 4},
-            products=products,
-        )
-        for size in (64, 256, 1024, 4096)
-        for products in (3000, 1000)
-    ]
-
-
 def _table_rows(sets: tuple[str, ...]) -> list[Row]:
-    small = {**SMALL, "model.level_sizes": [3] + [256] * 4}
-    rows = [Row("tables", "256 x 5, shared", sets[0], changes={**small, "model.shared": True, "model.modality_code": "given"})]
-    rows += [Row("tables", f"256 x 5, task {task} alone", sets[0], changes=small, task=task) for task in range(5)]
-    rows += [Row("tables", "4096 x 9, shared", sets[0], changes={"model.shared": True}, beams=BEAMS)]
-    rows += [Row("tables", "8192 x 17", sets[0], changes={"model.level_sizes": [3] + [8192] * 16, "generator.steps": 3000})]
-    return rows
+    """The supplement's Table 6."""
+    return [
+        Row("tables", "4096 x 9, shared", sets[0], changes={"model.shared": True}, beams=BEAMS),
+        Row("tables", "8192 x 17", sets[0], changes={"model.level_sizes": [3] + [8192] * 16, "generator.steps": 3000}),
+    ]
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -332,11 +285,7 @@ def prepared(settings: Settings, row: Row, device: torch.device) -> Parts:
         if pool.image.shape[1] == pool.text.shape[1] == width:
             return _stored(parts)
         config = _config(settings, replace(row, changes={name: row.changes[name] for name in row.changes if name in HEADS}))
-        heads = Heads(pool.image.shape[1], pool.text.shape[1], width, config.encoder.hidden, config.encoder.dropout)
-        stage = HeadsStage(parts.train, parts.validation, width, config.encoder, 0, device)
-        train_stage(stage, config, replace(config.run, patience=LOOKS + 1), 0)
-        heads.load_state_dict(stage.heads.state_dict())
-        heads.to(device).eval()
+        heads = trained_heads(parts, config, replace(config.run, patience=LOOKS + 1), 0, device)
         return _stored(parts.map(lambda part: through_heads(heads, part)))
 
     path = settings.work / f"parts-{data}-{settings.products or 'all'}.pt"
@@ -374,9 +323,7 @@ def narrowed(parts: Parts, row: Row) -> Parts:
     if row.products:
         count = len(parts.test.pool) // 3  # photos, titles and pairs of all products
         parts = parts.map(lambda part: without(part, torch.tensor([int(name) % count >= row.products for name in part.pool_ids])))
-    if row.task >= 0:
-        parts = parts.map(lambda part: part.take_queries((part.tasks == row.task).nonzero()[:, 0]))
-    if row.part in LITTLE_PARTS:
+    if row.part == UNTIL_FLAT:
         asked = torch.bincount(parts.test.tasks)[parts.test.tasks]
         parts = replace(parts, test=parts.test.take_queries((asked >= FEWEST_QUERIES).nonzero()[:, 0]))
     return parts
@@ -396,28 +343,8 @@ def _config(settings: Settings, row: Row) -> TrainConfig:
         sizes = values.get("model.level_sizes", LARGE)
         values["model.level_sizes"] = [min(size, settings.codes) for size in sizes[:5]]
     values["run.log_every"] = max(1, values["generator.steps"] // LOOKS)
-    values["held_out"] = 0.06  # the share that `parts_of` holds out
+    values["held_out"] = HELD_OUT
     return read_train_config(row.base, values)
-
-
-def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) -> list[dict[str, Any]]:
-    """Train one stage; the lines of its journal."""
-    part = getattr(config, stage.name)
-    stage.validate = dict  # type: ignore[method-assign]  # test queries judge, once everything is trained
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder), quiet=True)
-        try:
-            run_stage(stage, part, Runtime(make_accelerator("auto"), journal, seed, run), Path(folder) / "checkpoint")
-        except TimeUp:
-            stage.eval()
-            with torch.no_grad():
-                stage.quick()
-        metrics = Path(folder) / METRICS
-        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
-    stage.eval()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # other jobs share the GPU
-    return lines
 
 
 def samples_of(data: FeatureSet, frozen: Frozen, held: ValidationSet) -> dict[str, tuple[Tensor, Tensor]]:
@@ -444,7 +371,7 @@ def second_stage(settings: Settings, row: Row, config: TrainConfig, parts: Parts
         return stage.state_dict()
 
     shared = {name: value for name, value in to_dict(config).items() if name in ("model", "quantizer")}
-    mark = hashlib.sha256(json.dumps([row.base, shared, row.products, row.task], sort_keys=True).encode()).hexdigest()[:12]
+    mark = hashlib.sha256(json.dumps([row.base, shared, row.products], sort_keys=True).encode()).hexdigest()[:12]
     path = settings.work / f"second-{row.data}-{row.earlier_seed}-{mark}.pt"
     stage.load_state_dict(trained_once(path, train))
     return stage.to(device).eval()
@@ -521,7 +448,7 @@ def run_genius(
     out["last"] = measured(assemble(config, second, third), parts.test, main_row, ("universal",), settings.queries, codes=True)
     seconds["search"] = time.monotonic() - begun
     tell(out)
-    if row.part in LITTLE_PARTS:
+    if row.part == UNTIL_FLAT:
         model = assemble(config, second, third)
         codes = model.encode(parts.test.pool)
         z = model.embed(parts.test.queries)[0]
@@ -650,7 +577,7 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
         "flat at": stage.flat_at,
         "last": found,
     }
-    if row.part in LITTLE_PARTS:
+    if row.part == UNTIL_FLAT:
         codes = torch.from_numpy(trained.ids.codes[trained.world.test_rows.cpu().numpy()])
         out["queries per second of one thread"] = decoding_rate(
             stage.generator, codes, trained.ids.level_sizes, trained.world.test_queries, row.beams[-1]

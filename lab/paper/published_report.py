@@ -68,10 +68,6 @@ def hit(figures: Line) -> float:
     return 100 * float(np.mean(list(figures["hit@5"].values())))
 
 
-def has(line: Line, name: str, beams: int) -> bool:
-    return f"{name}@{beams}" in line["last"] or name in line["last"]
-
-
 def figures(data: str) -> dict[str, float]:
     """What the text says of `builtin:published` on one data set: means over tasks and seeds, hit@5 in %."""
     lines = [line for line in lines_of("published") if line["data"] == data]
@@ -439,22 +435,6 @@ def draw_curves() -> bytes:
     axes[0][0].set_ylabel("codes that are right, %")
     axes[0][-1].legend(fontsize=8, frameon=False)
     return png(figure)
-
-
-def further() -> str:
-    rows = []
-    for (data, name), lines in groups(lines_of("tables")).items():
-        count = max(50 if has(line, "genius@50", 50) else 30 for line in lines)
-        rows.append(
-            [
-                f"{data}, {name}",
-                spread([hit(line["last"]["dense"]) for line in lines], 1),
-                spread([hit(line["last"]["codes"]) for line in lines], 1),
-                spread([hit(method_of(line, "genius", count)) for line in lines], 1),
-                spread([hit(method_of(line, "genius-r", count)) for line in lines], 1),
-            ]
-        )
-    return table(["row", "dense", "codes", "GENIUS", "GENIUS^R"], rows)
 
 
 def draw() -> bytes:

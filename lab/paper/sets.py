@@ -23,7 +23,8 @@ import torch
 from genius.data import open_collection
 from genius.data.features import FeatureSet
 from lab.accuracy import without
-from lab.paper.fair import Bench, Job, Parts
+from lab.paper.fair import Bench, Job
+from lab.paper.parts import Parts
 
 
 def smaller(parts: Parts, size: int) -> Parts:

@@ -11,7 +11,7 @@ import torch
 
 from genius.data.features import FeatureSet
 from lab.accuracy import Data
-from lab.paper import fair, fair_results
+from lab.paper import fair, fair_results, parts
 from lab.paper.compare import difference
 from lab.paper.fair_results import Results
 from lab.paper.fair_rows import BASE, Row, grouped, rows_of
@@ -67,16 +67,16 @@ def a_set(tasks: list[int], pairs: list[tuple[int, int]], pool: int = 12) -> Fea
 def test_nothing_that_is_asked_for_in_the_test_is_trained_with(monkeypatch: pytest.MonkeyPatch) -> None:
     train = a_set([0, 0, 0, 1, 1, 1], [(0, 0), (1, 1), (2, 2), (2, 3), (3, 4), (4, 5), (5, 6)])
     test = a_set([0, 1], [(0, 3), (1, 7)])
-    monkeypatch.setattr(fair, "fashion", lambda *_: Data(train, test))
-    monkeypatch.setattr(fair, "HELD_OUT", 0.5)
-    parts = fair.parts_of.__wrapped__("fashion", Path(), None, 600)
-    assert set(parts.train.pool_ids) == set(map(str, range(12))) - {"3", "7"}
-    trained = {parts.train.pool_ids[row] for row in parts.train.pairs[:, 1].tolist()}
-    judged = {parts.validation.pool_ids[row] for row in parts.validation.pairs[:, 1].tolist()}
+    monkeypatch.setattr(parts, "fashion", lambda *_: Data(train, test))
+    monkeypatch.setattr(parts, "HELD_OUT", 0.5)
+    data = parts.parts_of.__wrapped__("fashion", Path(), None, 600)
+    assert set(data.train.pool_ids) == set(map(str, range(12))) - {"3", "7"}
+    trained = {data.train.pool_ids[row] for row in data.train.pairs[:, 1].tolist()}
+    judged = {data.validation.pool_ids[row] for row in data.validation.pairs[:, 1].tolist()}
     assert trained and judged and not trained & judged
-    assert not set(parts.train.query_ids) & set(parts.validation.query_ids)
-    assert len(parts.test.pool) == 12  # the test is over everything
-    assert {task: rows.tolist() for task, rows in parts.test.pools.items()} == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
+    assert not set(data.train.query_ids) & set(data.validation.query_ids)
+    assert len(data.test.pool) == 12  # the test is over everything
+    assert {task: rows.tolist() for task, rows in data.test.pools.items()} == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
 
 
 def test_rows_are_trained_alike_and_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

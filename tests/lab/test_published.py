@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,14 +51,12 @@ def test_the_most_important_rows_come_first() -> None:
     assert len({row.key for row in rows}) == len(rows) and [row.part for row in rows] == sorted(
         [row.part for row in rows], key=PARTS.index
     )
-    short = rows_of(("short",), ("fashion", "icons"))
-    assert [row.name for row in short[:4]] == ["nearest + 4", "given + 4", "none + 4", "grace-structured"]
-    assert sorted(row.key for row in short) == sorted(
-        row.key for row in rows_of(("modality", "size", "baselines"), ("fashion", "icons"))
-    )
     content = {row.name: row.changes["model.level_sizes"] for row in rows if row.part == "modality"}
     for count in (3, 4):  # equally many content codes, with a first code and without
         assert [256] * count == content[f"none + {count}"] == content[f"nearest + {count}"][1:] == content[f"given + {count}"][1:]
+    little = rows_of(("little",), ("fashion",))
+    assert [row.name for row in little[:3]] == ["nearest + 4", "grace-structured", "grace-atomic"]
+    assert len({row.key for row in little}) == len(little) == 3 * 8 + 5
 
 
 def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
@@ -115,18 +114,21 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     report = published_report
     for part in (report.recipes, report.beams, report.survival, report.curves, report.flattening, report.last_and_best,
                  report.tasks, report.modality, report.purities, report.sizes,
-                 report.further, report.first_codes, report.codebooks):  # fmt: skip
+                 report.first_codes, report.codebooks):  # fmt: skip
         assert part().count("\n") >= 1
     assert report.identifiers().count("\n") == 5 and "(not flat)" in report.identifiers()  # dense, GENIUS and two others
     assert report.flat_curves().count("\n") == 4
     assert "30 products" in report.sizes() and report.confusion(report.lines_of("published")).count("\n") == 4
 
 
-def test_a_row_of_one_task_trains_and_tests_on_it(features: Path) -> None:
+def test_a_task_with_few_queries_is_left_out_of_a_small_set(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = published.parts_of("fashion", features, None, 20)
-    alone = narrowed(parts, Row("tables", "task 2 alone", "fashion", task=2))
-    assert set(alone.train.tasks.tolist()) == {2} == set(alone.test.tasks.tolist())
-    assert len(alone.test.pool) == len(parts.test.pool)
+    thin = parts.test.take_queries(torch.cat([(parts.test.tasks != 2).nonzero()[:, 0], (parts.test.tasks == 2).nonzero()[:3, 0]]))
+    monkeypatch.setattr(published, "FEWEST_QUERIES", 4)
+    little = narrowed(replace(parts, test=thin), Row("little", "nearest + 4", "fashion"))
+    assert set(little.test.tasks.tolist()) == {0, 1, 3} and len(little.test.pool) == len(parts.test.pool)
+    others = narrowed(replace(parts, test=thin), Row("published", "x", "fashion"))
+    assert set(others.test.tasks.tolist()) == {0, 1, 2, 3}
 
 
 def test_what_is_there_at_the_deadline_is_measured(features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +212,9 @@ def test_the_command_runs_rows_in_processes_and_goes_on(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    words = [str(out), "--fashion", str(features), "--only", "nearest + 3 | fashion | 0", "--parts", "short", "--processes", "1",
-             "--scale", "1e6", "--decoder", "nano", "--codes", "6", "--queries", "5", "--work", str(tmp_path / "work"),
-             "--commit", "abc", *(f"--set={name}={value}" for name, value in TINY.items())]  # fmt: skip
+    words = [str(out), "--fashion", str(features), "--only", "nearest + 3 | fashion | 0", "--parts", "modality",
+             "--processes", "1", "--scale", "1e6", "--decoder", "nano", "--codes", "6", "--queries", "5",
+             "--work", str(tmp_path / "work"), "--commit", "abc", *(f"--set={name}={value}" for name, value in TINY.items())]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["published", *words])
     published.main()
     body = json.loads(out.read_text(encoding="utf-8"))
