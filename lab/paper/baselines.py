@@ -49,7 +49,7 @@ BASELINES: dict[str, str] = {
     "grace-structured": "GRACE-style: path in a tree of clusters",
 }
 Say = Callable[[str], None]
-SAMPLE = 600  # pairs and items behind each point of a curve
+SAMPLE = 400  # pairs and items behind each point of a curve
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

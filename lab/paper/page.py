@@ -355,7 +355,7 @@ def entries() -> list[Entry]:
             PARTLY if rows_of_codebooks() else OPEN,
             "small fashion",
             rows_of_codebooks(),
-            "64 x 5 in place of 4096 x 9, 128 x 9 in place of 8192 x 17: the set has fewer items than 4,096 codes",
+            "32 x 5 in place of 4096 x 9, 64 x 9 in place of 8192 x 17: the set has fewer items than 4,096 codes",
             "lab/paper/published.json",
         ),
         Entry(
@@ -559,8 +559,8 @@ def little_text() -> list[str]:
     """What all rows of the small set have in common."""
     line = report.identifier_lines()[0]
     return [
-        f"Small fashion, on a CPU: the first 1,000 products, {line['test']['pool']:,} candidates, {line['train']['pairs']:,} "
-        f"training pairs, {line['test']['queries']} test queries. Batches of 128 at a constant rate of 1e-3. A curve counts "
+        f"Small fashion, on a CPU: the first 500 products, {line['test']['pool']:,} candidates, {line['train']['pairs']:,} "
+        f"training pairs, {line['test']['queries']} test queries. Batches of 64 at a constant rate of 1e-3. A curve counts "
         "as flat when over three looks the accuracy of codes moves by less than one point, on training queries, on items "
         "and on unseen queries alike, and the log loss on the first two by less than 2 %; then the rate comes down to zero. "
         "A row that never was flat says so. Intervals are 95 %, over queries; "
@@ -583,8 +583,8 @@ def codebooks_text() -> list[str]:
     if not report.lines_of("little"):
         return []
     return [
-        "The same small set, decoder `nano`, 30 beams. The set has fewer items than a codebook of 4,096 has codes, so 64 x 5 "
-        "stands for the paper's 4096 x 9, and 128 x 9, twice the codes of twice the size, for its 8192 x 17.",
+        "The same small set, decoder `nano`, 30 beams. The set has fewer items than a codebook of 4,096 has codes, so 32 x 5 "
+        "stands for the paper's 4096 x 9, and 64 x 9, twice the codes of twice the size, for its 8192 x 17.",
     ]
 
 

@@ -10,7 +10,7 @@ size       number of products x codes per level
 baselines  GRACE's and IRGen's identifiers under the same decoder
 tables     shared codebooks, 8192 x 17
 purity     stage 2 alone with a learned first code, three seeds
-little     for a CPU, with `--products 1000`: GRACE's and IRGen's identifiers, first codes, shared and more codebooks, each
+little     for a CPU, with `--products 1000 --processes 0`: GRACE's and IRGen's identifiers, first codes, shared and more codebooks, each
            trained until its curves are flat
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
@@ -66,7 +66,7 @@ from lab.paper.timed import WatchedGenerator
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
 VALIDATION_QUERIES = 600
-SAMPLE = 600  # pairs and items behind each point of a curve
+SAMPLE = 400  # pairs and items behind each point of a curve
 TEST_QUERIES = 800  # of each task, evenly spread
 RATE_QUERIES = 128  # decoded to measure the rate
 RATE_BATCH = 32
@@ -105,17 +105,18 @@ LITTLE: dict[str, Any] = {
     "model.hidden": 256,
     "model.prefix_tokens": 8,
     "model.decoder": "nano",
-    "model.level_sizes": [3, 64, 64, 64, 64],
+    "model.level_sizes": [3, 32, 32, 32, 32],
     "encoder.steps": 300,
     "encoder.batch": 512,
-    "quantizer.steps": 400,
-    "quantizer.batch": 256,
+    "quantizer.steps": 200,
+    "quantizer.batch": 128,
     "quantizer.lr": 5e-4,
     "quantizer.kmeans_iterations": 20,
     "generator.steps": 1600,
-    "generator.batch": 128,
+    "generator.batch": 64,
     "generator.lr": 1e-3,
 }
+LITTLE_PRODUCTS = 500
 UNTIL_FLAT = "little"  # the part whose rows are trained until their curves are flat, on a CPU
 SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 3000, "generator.batch": 512, "generator.lr": 4e-4}
 BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
@@ -220,14 +221,17 @@ def _little_rows(sets: tuple[str, ...]) -> list[Row]:
 
     def row(name: str, seed: int, beams: tuple[int, ...] = (30,), **changes: Any) -> Row:
         named = {f"model.{field}": value for field, value in changes.items()}
-        return Row("little", name, data, seed, changes={**LITTLE, **named}, earlier_seed=seed, beams=beams)
+        changes = {**LITTLE, **named}
+        return Row("little", name, data, seed, changes=changes, earlier_seed=seed, products=LITTLE_PRODUCTS, beams=beams)
 
     def first_code(code: str, count: int, seed: int) -> Row:
-        sizes = [64] * count if code == "none" else [3] + [64] * count
+        sizes = [32] * count if code == "none" else [3] + [32] * count
         beams = (30, 50) if (code, count, seed) == ("nearest", 4, 0) else (30,)  # it stands beside the baselines, too
         return row(f"{code} + {count}", seed, beams, level_sizes=sizes, modality_code=code)
 
-    baselines = [Row("little", name, data, changes=LITTLE, baseline=name, beams=(50,)) for name in BASELINE_NAMES]
+    baselines = [
+        Row("little", name, data, changes=LITTLE, products=LITTLE_PRODUCTS, baseline=name, beams=(50,)) for name in BASELINE_NAMES
+    ]
     out = []
     for seed in range(3):
         out.append(first_code("nearest", 4, seed))
@@ -235,7 +239,7 @@ def _little_rows(sets: tuple[str, ...]) -> list[Row]:
             out += baselines
         out += [first_code("given", 4, seed), first_code("none", 4, seed)]
         out.append(row("nearest + 4, shared", seed, shared=True))
-        out.append(row("nearest + 8 of 128", seed, level_sizes=[3] + [128] * 8))
+        out.append(row("nearest + 8 of 64", seed, level_sizes=[3] + [64] * 8))
         out += [first_code(code, 3, seed) for code in ("nearest", "given", "none")]
     return out
 
@@ -687,6 +691,16 @@ def run_all(settings: Settings, rows: list[Row], results: Results, processes: in
         worker.kill()
 
 
+def run_here(settings: Settings, rows: list[Row], results: Results) -> None:
+    """Every row that begins in time, one after the other, in this process."""
+    for row in rows:
+        if time.time() > settings.deadline - settings.shortest:
+            return
+        entry = run_row(settings, row)
+        print(f"{entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {summary(entry)}", flush=True)
+        results.add(entry)
+
+
 def summary(entry: dict[str, Any]) -> str:
     """One line for the log."""
     found = entry.get("last")
@@ -720,7 +734,7 @@ def main() -> None:
     parser.add_argument("--icons", type=Path)
     parser.add_argument("--parts", default="published,paper,modality,size,baselines,tables")
     parser.add_argument("--only", default="", help="rows whose name, data and seed hold this text")
-    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=8, help="0: one row after the other, in this process")
     parser.add_argument("--seconds", type=float, default=560, help="no longer than this; a second call goes on")
     parser.add_argument("--reserve", type=float, default=60, help="seconds at the end in which nothing is trained, only searched")
     parser.add_argument("--work", type=Path, help="where features of one width and stages 2 are kept for a second call")
@@ -769,7 +783,9 @@ def main() -> None:
             budget=args.budget,
             products=args.products,
         )
-        if rows:
+        if rows and not args.processes:
+            run_here(settings, rows, results)
+        elif rows:
             run_all(settings, rows, results, min(args.processes, len(rows)), args.seconds)
     results.write()
 

@@ -402,11 +402,11 @@ def little(names: tuple[str, ...], title: str) -> str:
 
 
 FIRST_CODES = tuple(f"{code} + {count}" for count in (3, 4) for code in ("nearest", "given", "none"))
-CODEBOOKS = ("nearest + 4", "nearest + 4, shared", "nearest + 8 of 128")
+CODEBOOKS = ("nearest + 4", "nearest + 4, shared", "nearest + 8 of 64")
 
 
 def first_codes() -> str:
-    return little(FIRST_CODES, "first code + content codes of 64, hit@5 in %")
+    return little(FIRST_CODES, "first code + content codes of 32, hit@5 in %")
 
 
 def codebooks() -> str:

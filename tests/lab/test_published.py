@@ -214,7 +214,8 @@ def test_the_command_runs_rows_in_processes_and_goes_on(
     out = tmp_path / "out.json"
     words = [str(out), "--fashion", str(features), "--only", "nearest + 3 | fashion | 0", "--parts", "modality",
              "--processes", "1", "--scale", "1e6", "--decoder", "nano", "--codes", "6", "--queries", "5",
-             "--work", str(tmp_path / "work"), "--commit", "abc", *(f"--set={name}={value}" for name, value in TINY.items())]  # fmt: skip
+             "--work", str(tmp_path / "work"), "--commit", "abc",
+             *(f"--set={name}={value}" for name, value in TINY.items())]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["published", *words])
     published.main()
     body = json.loads(out.read_text(encoding="utf-8"))
