@@ -573,9 +573,9 @@ def baselines_text() -> list[str]:
         return []
     return [
         *little_text(),
-        "The decoder (`tiny`) is the same in all rows. With GRACE's and IRGen's identifiers it also learns the ID of every item "
-        "from its own embedding, the test pool's included, as those systems memorise their collections. Re-ranked rows, and "
-        "dense, compare the encoder's own embeddings.",
+        "The decoder (`nano`, one layer of width 64) is the same everywhere. With GRACE's and IRGen's identifiers it also learns "
+        "the ID of every item from its own embedding, the test pool's included, as those systems memorise their collections. "
+        "Re-ranked rows, and dense, compare the encoder's own embeddings.",
     ]
 
 

@@ -10,8 +10,8 @@ size       number of products x codes per level
 baselines  GRACE's and IRGen's identifiers under the same decoder
 tables     shared codebooks, 8192 x 17
 purity     stage 2 alone with a learned first code, three seeds
-little     for a CPU, with `--products 1000 --processes 0`: GRACE's and IRGen's identifiers, first codes, shared and more codebooks, each
-           trained until its curves are flat
+little     for a CPU, with `--products 1000 --processes 0`: GRACE's and IRGen's identifiers, first codes, shared and more
+           codebooks, each trained until its curves are flat
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
 towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
