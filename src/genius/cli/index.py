@@ -417,7 +417,17 @@ def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
     if done.whole:
         print("  a search compares all of them, so nothing had to be fitted")
     if done.whole or done.fit is not None:
-        print(f'next: genius search {output} "what you look for"')
+        print(f"next: genius search {output} {_example_query(output)}")
+
+
+def _example_query(output: Path) -> str:
+    """A query that an index with a model of its own takes."""
+    from genius.index.paths import MODEL
+    from genius.model.config import read_model_config
+
+    if read_model_config(output / MODEL).encoder is None:
+        return "--vector query.npy"
+    return '"what you look for"'
 
 
 def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:
