@@ -74,7 +74,7 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "displayed attached above below uploaded submitted query input including containing alongside beside next "
         "got topic keyword term short brief nice full detailed couple few several many number comes come appears "
         "appear called name named summarise summarize anyone someone everyone lets try check quick quickly included "
-        "according accordingly took saw know known turn convert transform translate"
+        "according accordingly took saw known turn convert transform translate"
     ),
     WordClass.CHANGE: _words(
         "change changes changed different difference edit edits edited modification modifications modified altered "
@@ -112,7 +112,7 @@ PHRASES = tuple(
         (r"\b(?:turn|convert|transform|translate) (?:an?|the|this|these|my) (\w+) (?:in)?to\b", r"find for this \1"),
         # a clause in place of a noun: *with whatever is written on it*, *and what it is called*, *what it looks like*
         (
-            r"\b(and|plus|with|including|alongside) what(?:ever)?(?: \w+){1,2} (?:written|printed|said|says?|called|named|titled)\b",
+            r"\b(and|plus|with|including|alongside) what(?:ever)?(?: \w+){1,2} (?:written|said|says?|called|named)\b",
             r"\1 a text",
         ),
         (r"(?<!\btell me )(?<!\bdescribe )(?<!\bexplain )\bwhat (?:it|that|this|they|these) looks? like\b", "a picture"),
@@ -388,12 +388,8 @@ def _by_verbs(words: Sequence[str], classes: Sequence[WordClass | None], query: 
         return IMAGE
     if not TELLS.isdisjoint(words) and query != TEXT:
         return TEXT
-    if (
-        query == IMAGE
-        and tuple(words[:1]) in (("what",), ("who",))
-        and RESEMBLES.isdisjoint(words)
-        and WordClass.CONTENT not in classes
-    ):
+    identify = query == IMAGE and tuple(words[:1]) in (("what",), ("who",))
+    if identify and RESEMBLES.isdisjoint(words) and WordClass.CONTENT not in classes:
         return TEXT  # *what is this?*
     if not SEES_ALONE.isdisjoint(words) and query != IMAGE:
         return IMAGE
