@@ -27,6 +27,7 @@ from genius.model.genius import Genius
 from genius.model.quantizer import score_fusion
 from genius.search.arrays import HOST, Arrays, Best
 from genius.search.tensors import tensor_arrays
+from genius.top_k import tensor_top_k
 
 Ints = npt.NDArray[np.int64]
 HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
@@ -190,9 +191,8 @@ def _settle(queries: Tensor, block: RowBlock, rows: Tensor, k: int, block_rows: 
             p = place[part]
             products = (queries[q].double() * vectors[rows[q, p] - start].double()).sum(1)
             scores[q, p] = products
-    order = scores.sort(dim=1, descending=True, stable=True)
-    picked = rows.gather(1, order.indices)[:, :k]
-    values = order.values[:, :k]
+    values, order = tensor_top_k(scores, k)
+    picked = rows.gather(1, order)
     if picked.shape[1] < k:
         picked = torch.nn.functional.pad(picked, (0, k - picked.shape[1]), value=-1)
         values = torch.nn.functional.pad(values, (0, k - values.shape[1]), value=-torch.inf)

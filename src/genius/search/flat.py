@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genius.search.arrays import Array, Arrays, Ints, top_k_of_blocks
+from genius.search.arrays import Array, Arrays, Best, Ints
 from genius.search.collection import Collection
 from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
@@ -83,21 +83,18 @@ class Flat:
             compared = batch.z
         queries = arrays.put(compared)
         considered = np.zeros(len(batch), np.int64)
-
-        def blocks() -> Iterator[tuple[Array, Array]]:
-            for rows, block in self._blocks(batch, vectors):
-                scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
-                visible = self._visible(batch, rows, arrays)
-                if visible is None:
-                    considered[:] += scores.shape[1]
-                else:
-                    scores = arrays.where(visible, scores, -np.inf)
-                    considered[:] += arrays.host(visible.sum(1))
-                yield _row_numbers(rows, arrays), scores
-
-        best_scores, best_rows = top_k_of_blocks(blocks(), len(batch), k, arrays)
-        found = arrays.host(best_scores)
-        rows_found = np.where(np.isneginf(found), -1, arrays.host(best_rows))
+        best = Best(len(batch), k, arrays)
+        for rows, block in self._blocks(batch, vectors):
+            scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
+            visible = self._visible(batch, rows, arrays)
+            if visible is None:
+                considered += scores.shape[1]
+            else:
+                scores = arrays.where(visible, scores, -np.inf)
+                considered += arrays.host(visible.sum(1))
+            best.add(_row_numbers(rows, arrays), scores)
+        found = arrays.host(best.scores)
+        rows_found = np.where(np.isneginf(found), -1, arrays.host(best.rows))
         return Candidates(rows_found, found, considered)
 
     def _scores(self, batch: QueryBatch, queries: Array, rows: Any, block: Array, arrays: Arrays) -> Array:

@@ -101,7 +101,7 @@ def none(batch: QueryBatch, candidates: Candidates, collection: Collection) -> F
 
 
 def top_k(rows: Ints, scores: Array, k: int, arrays: Arrays = HOST) -> tuple[Ints, Floats]:
-    """The k best candidates by score; equal scores keep their order (on a GPU they may not).
+    """The k best candidates by score; equal scores keep their order.
 
     Args:
         rows: (Q, C), -1 for padding.

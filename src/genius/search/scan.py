@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.search.arrays import Floats, Ints, top_k_of_blocks
+from genius.search.arrays import HOST, Best, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.params import SearchParams
 from genius.search.rerank import BUILT_IN
@@ -120,10 +120,11 @@ def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tu
     """
     arrays = vectors.arrays
     asked = arrays.put(queries)
-    parts = (rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK))
-    blocks = ((arrays.put(part), asked @ vectors.take(part).T) for part in parts)
-    scores, best = top_k_of_blocks(blocks, len(queries), count, arrays)
-    return arrays.host(scores), arrays.host(best)
+    best = Best(len(queries), count, arrays)
+    for first in range(0, len(rows), BLOCK):
+        part = rows[first : first + BLOCK]
+        best.add(arrays.put(part), asked @ vectors.take(part).T)
+    return arrays.host(best.scores), arrays.host(best.rows)
 
 
 def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats, modality: Ints) -> float | None:
@@ -590,10 +591,9 @@ class _Found:
     def kth(self, group: Ints, k: int) -> Floats:
         """(G,) the k-th best scores so far; -inf where fewer were found."""
         scores = self.scores[group]
-        width = scores.shape[1]
-        if width < k:
+        if scores.shape[1] < k:
             return np.full(len(group), -np.inf, np.float32)
-        return np.partition(scores, width - k, axis=1)[:, width - k]
+        return HOST.top_k(scores, k)[0][:, -1]
 
 
 @dataclass(frozen=True)
@@ -628,7 +628,7 @@ class _Job:
             for modality in modalities:
                 self._search(unknown, modality)
             return
-        ranked = np.array(modalities)[np.argsort(-log_probs[unknown][:, modalities], axis=1, kind="stable")]
+        ranked = np.array(modalities)[HOST.top_k(log_probs[unknown][:, modalities], len(modalities))[1]]
         for place in range(len(modalities)):
             for modality in modalities:
                 own = unknown[ranked[:, place] == modality]
