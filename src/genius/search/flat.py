@@ -6,12 +6,12 @@ and masks over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from genius.search.arrays import Array, Arrays, Best, Ints
+from genius.search.arrays import Array, Arrays, Best, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
@@ -19,6 +19,7 @@ from genius.search.rerank import BUILT_IN
 from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
+COMPARED = 16_384  # rows that `compare_all` compares together
 QUERIES = 256  # compared with a block at a time
 QUERIES_ON_DEVICE = 512  # likewise, on a GPU
 SPARE = 16  # more candidates where similarities are of halves: re-ranking settles the order of those that are nearly equal
@@ -198,3 +199,24 @@ def _row_numbers(rows: Any, arrays: Arrays) -> Array:
     if isinstance(rows, slice):
         return arrays.arange(rows.stop - rows.start) + rows.start
     return rows
+
+
+def compare_all(take: Callable[[Ints], Array], arrays: Arrays, rows: Ints, queries: Floats, count: int) -> tuple[Floats, Ints]:
+    """Exhaustive search among some rows, block by block.
+
+    Args:
+        take: Rows (n,) -> their vectors (n, D), as `Vectors.take`.
+        arrays: Operations on them.
+        rows: (n,) that are compared.
+        queries: (Q, D).
+        count: Candidates per query.
+
+    Returns:
+        Inner products and rows, (Q, min(count, n)) each, best first.
+    """
+    asked = arrays.put(queries)
+    best = Best(len(queries), count, arrays)
+    for first in range(0, len(rows), COMPARED):
+        part = rows[first : first + COMPARED]
+        best.add(arrays.put(part), asked @ take(part).T)
+    return arrays.host(best.scores), arrays.host(best.rows)

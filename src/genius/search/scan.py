@@ -24,8 +24,9 @@ from safetensors.numpy import save_file
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.search.arrays import HOST, Best, Floats, Ints
+from genius.search.arrays import HOST, Floats, Ints
 from genius.search.collection import Collection
+from genius.search.flat import compare_all
 from genius.search.params import SearchParams
 from genius.search.rerank import BUILT_IN
 from genius.search.types import Candidates, QueryBatch
@@ -44,7 +45,6 @@ ARRAYS = "scan.safetensors"
 # -- how it is built -----------------------------------------------------------------------------------------------
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
-BLOCK = 16_384  # vectors that are compared together
 CALIBRATION_QUERIES = 100  # items, and queries of the bank of each modality, that are searched for once the codes are there
 CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
 CALIBRATION_RECALL_OF_QUERIES = 0.97  # of the ten nearest items of queries: they lie farther from items than items do
@@ -106,27 +106,6 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
-def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tuple[Floats, Ints]:
-    """Exhaustive search among some rows, block by block.
-
-    Args:
-        vectors: By row.
-        rows: (n,) that are compared.
-        queries: (Q, D).
-        count: Candidates per query.
-
-    Returns:
-        Inner products and rows, (Q, min(count, n)) each, best first.
-    """
-    arrays = vectors.arrays
-    asked = arrays.put(queries)
-    best = Best(len(queries), count, arrays)
-    for first in range(0, len(rows), BLOCK):
-        part = rows[first : first + BLOCK]
-        best.add(arrays.put(part), asked @ vectors.take(part).T)
-    return arrays.host(best.scores), arrays.host(best.rows)
-
-
 def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats, modality: Ints) -> float | None:
     """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
@@ -176,7 +155,7 @@ class _Calibration:
         self.vectors = vectors
         self.queries = np.ascontiguousarray(queries, np.float32)
         self.own = own
-        scores, nearest = compare_all(vectors, rows, self.queries, 11)
+        scores, nearest = compare_all(vectors.take, vectors.arrays, rows, self.queries, 11)
         self.tenth = [row_scores[found != row][:10].min() for row_scores, found, row in zip(scores, nearest, own, strict=True)]
 
     def recall(self, cells: Cells, effort: float) -> float:
@@ -688,7 +667,7 @@ class _Job:
         assert vectors is not None
         if not len(rows):
             return
-        scores, best = compare_all(vectors, rows, self.batch.dense[group], self.count)
+        scores, best = compare_all(vectors.take, vectors.arrays, rows, self.batch.dense[group], self.count)
         self.found.add(group, best, self._with_log_prob(group, modality, scores), len(rows))
 
     def _with_log_prob(self, group: Ints, modality: int, scores: Floats) -> Floats:
