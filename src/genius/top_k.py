@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # flat search and scan run without torch
 
 GROUP = 64  # scores whose maximum stands for them
 SMALL_GROUP = 8  # likewise, where fewer are ranked
-MANY = 4  # scores per wanted one above which not all are sorted
 SORTED = 2_048  # on a GPU: scores of a row that are sorted as a whole
+GROUPS = 4  # likewise: groups per wanted score from which their maxima are ranked first
 
 
 def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -31,21 +31,20 @@ def top_k(scores: NDArray[Any], k: int) -> tuple[NDArray[Any], NDArray[np.int64]
         k: How many.
 
     Returns:
-        Their scores and positions, (Q, min(k, n)) each, best first.
+        Their scores and positions, (Q, min(k, n)) each, best first, contiguous.
     """
     queries, count = scores.shape
-    width = min(k, count)
-    if count <= MANY * k:
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-        return np.take_along_axis(scores, best, 1), best
+    if k >= count:
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return np.take_along_axis(scores, order, 1), order
     bound = _lower_bound(scores, k)
-    best_scores = np.empty((queries, width), scores.dtype)
-    best = np.empty((queries, width), np.int64)
+    best_scores = np.empty((queries, k), scores.dtype)
+    best = np.empty((queries, k), np.int64)
     for query in range(queries):
         row = scores[query]
         above = (row >= bound[query]).nonzero()[0]
         values = row.take(above)
-        chosen = (-values).argsort(kind="stable")[:width]
+        chosen = (-values).argsort(kind="stable")[:k]
         best_scores[query] = values.take(chosen)
         best[query] = above.take(chosen)
     return best_scores, best
@@ -93,7 +92,7 @@ def device_top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     count = scores.shape[1]
     if count > SORTED:
         for size in (GROUP, SMALL_GROUP):
-            if count > MANY * size * k:
+            if count > GROUPS * size * k:
                 return _top_k_of_groups(scores, k, size)
     ordered = scores.sort(dim=1, descending=True, stable=True)
     return ordered.values[:, :k], ordered.indices[:, :k]

@@ -225,12 +225,10 @@ class Cells:
             Scores by codes and rows, (Q, count) each, best first; rows are -1 where fewer are in the cells.
         """
         cell_scores, cells = HOST.top_k(queries @ self.means.T, probes)
-        cell_scores = np.ascontiguousarray(cell_scores)  # Faiss reads these arrays by their addresses
-        cells = np.ascontiguousarray(cells)
-        transformed = np.ascontiguousarray(queries @ self.query_transform)
+        transformed = queries @ self.query_transform
         scores = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
-        pointer = faiss.swig_ptr
+        pointer = faiss.swig_ptr  # of arrays that are contiguous, as all of these are
         self.index.search_preassigned_c(
             len(queries),
             pointer(transformed),
