@@ -12,7 +12,8 @@ query shows. Instructions are encoded as they are, or read and replaced by the m
 (`genius.known_instructions`). "words held out": the lexicon lacks every word of the wordings measured that no
 training wording has; the model's text tower classifies them. "usual new words" and "rare words" were written before the
 reader; "looked at" are further ones by which it was improved; the "first blind" ones were written after it was finished, and
-looked at when it was improved again; the "second blind" ones were written after that, and nothing was changed for them.
+looked at when it was improved again; the "second blind" ones were written after that, and looked at when it was improved once
+more; the "third blind" ones were written before that, and nothing was changed for them.
 """
 
 from __future__ import annotations
@@ -153,6 +154,48 @@ WORDINGS: dict[str, dict[int, tuple[str, ...]]] = {
             "Take this and alter it according to the note.",
             "The same item in the variant I mention.",
             "Which photo would I get with that modification?",
+        ),
+    },
+    "third blind": {
+        0: (
+            "Show me what this looks like.",
+            "I only want to see images for these words.",
+            "Which photo goes best with this description?",
+            "Can you find the image that somebody described like this?",
+            "Product shots, no text.",
+            "picture of this",
+        ),
+        1: (
+            "What's this thing called?",
+            "tell me what this is",
+            "Find the title that belongs to this photo.",
+            "Which product description matches what you see here?",
+            "Text only: what does the picture show?",
+            "Give me a name for it.",
+        ),
+        2: (
+            "Show me products with photo and description.",
+            "I want results that have both a picture and text.",
+            "Find the listing for this.",
+            "Search for a captioned photo of this.",
+            "Images, and the text that comes with them.",
+            "A card with a picture and its title.",
+        ),
+        3: (
+            "Find the listing this photo comes from.",
+            "Show me this product with its title and photo.",
+            "Where was this picture used? Show the page with its text.",
+            "Get the picture together with its caption.",
+            "I want the same photo and what it says about it.",
+            "Which product page is this?",
+        ),
+        4: (
+            "Same as in the image but with these changes.",
+            "Change the picture as described and show me the result.",
+            "Find a photo of the one I describe, similar to this.",
+            "Show me this one in the version I wrote.",
+            "A similar picture, but as the text says.",
+            "Like this, only different as noted.",
         ),
     },
 }

@@ -73,12 +73,13 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "accompanied following described given provided means meaning said reply replies drawn reference shown "
         "displayed attached above below uploaded submitted query input including containing alongside beside next "
         "got topic keyword term short brief nice full detailed couple few several many number comes come appears "
-        "appear called name named summarise summarize anyone someone everyone lets try check quick quickly"
+        "appear called name named summarise summarize anyone someone everyone lets try check quick quickly included "
+        "according accordingly took saw known turn convert transform translate"
     ),
     WordClass.CHANGE: _words(
         "change changes changed different difference edit edits edited modification modifications modified altered "
-        "alteration variation variant version revised adapted adjusted tweak tweaked amended update updated "
-        "replaced swapped instructions instruction"
+        "alter altering alteration variation variant vary version revise revised adapt adapted adjust adjusted modify tweak "
+        "tweaked amend amended update updated replace replaced swap swapped instructions instruction"
     ),
 }
 FUNCTION_WORDS = frozenset(
@@ -100,16 +101,37 @@ INDEFINITE = frozenset(_words("a an another some any which what its their one mo
 JOINS = frozenset(
     _words("and with plus including containing alongside beside accompanied combined has having together along next")
 )
-GOES_WITH = re.compile(r"\b(go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b")
-AS_WELL_AS = re.compile(r"\bas well as\b")
+PHRASES = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\b(?:go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b", "matches"),
+        (r"\bas well as\b", "and"),
+        # what the query is: *I've got the photo, show me ...*
+        (r"\b(i|we)(?: have|'ve)?(?: only| just| already)? (?:have|got|took|made|saw|know) (?:an?|the|its)\b", r"\1 have this"),
+        # what it becomes: *turn the image into a poem*
+        (r"\b(?:turn|convert|transform|translate) (?:an?|the|this|these|my) (\w+) (?:in)?to\b", r"find for this \1"),
+        # a clause in place of a noun: *with whatever is written on it*, *and what it is called*, *what it looks like*
+        (
+            r"\b(and|plus|with|including|alongside) what(?:ever)?(?: \w+){1,2} (?:written|said|says?|called|named)\b",
+            r"\1 a text",
+        ),
+        (r"(?<!\btell me )(?<!\bdescribe )(?<!\bexplain )\bwhat (?:it|that|this|they|these) looks? like\b", "a picture"),
+        # *name* as a noun
+        (r"\b(an?|the|its|their|this|proper|official|full|right|correct|brand|product|item) name(s?)\b", r"\1 title\2"),
+        (r"\bname(s?) of\b", r"title\1 of"),
+    )
+)
 TELLS = frozenset(  # what is asked of an image: *what has been written about this photo?*
     _words(
         "written tell tells describe describes described explain explains say says said call called name named read answers "
         "summarise summarize means"
     )
 )
-SEES = frozenset(_words("see seen look looks looking view watch visualise visualize illustrate illustrates depict shown show"))
-SEES_ALONE = SEES - {"show", "shown"}  # *show me* asks for anything
+SHOWS = frozenset(_words("show shows shown showing"))  # *show me* asks for anything
+SEES_ALONE = frozenset(_words("see seen look looks looking view watch visualise visualize illustrate illustrates depict depicts"))
+SEES = SEES_ALONE | SHOWS
+SAYS = frozenset(_words("says said describes describe mentions asks tells states wants"))  # after *the text*: of the query
+COMPARES = frozenset(_words("match matches pair pairs compare fit align combine"))  # *match this with a text*
 RESEMBLES = frozenset(_words("more similar alike another other others resembling resembles like same"))
 EXCLUDES = frozenset(_words("not no without never"))
 LOOSE_ENTRIES = frozenset(_words("item result combination duo pair"))  # they may be of one modality
@@ -179,7 +201,9 @@ def read_instruction(
         >>> read_instruction("Words for this picture, please.", Modality.IMAGE).target.label
         'text'
     """
-    lowered = AS_WELL_AS.sub("and", GOES_WITH.sub("matches", text.lower()))
+    lowered = text.lower()
+    for phrase, plainer in PHRASES:
+        lowered = phrase.sub(plainer, lowered)
     known = {word: name for name, own in lexicon.items() for word in own}
     whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), lowered)
     words = re.findall(r"[^\W\d_]+|[.,;:?!]", whole)
@@ -274,6 +298,8 @@ def _reference(words: Sequence[str], classes: Sequence[WordClass | None], place:
                 words[before - 1] in GIVEN or words[before - 1] in OF_THE_QUERY
             ):  # *given the image*, *about the image*
                 return SURE
+            if place + 1 < len(words) and words[place + 1] in SAYS:  # *as the text says*
+                return SURE
             break
         if word in INDEFINITE or word in FUNCTION_WORDS or not word.isalpha():
             break
@@ -294,11 +320,15 @@ def _target(
     for noun in nouns:
         if noun.place and (classes[noun.place - 1], noun.modality) in PAIRED:
             return PAIR
+        if noun.reference < SURE and _is_a_part(words, noun.place):
+            return PAIR
     if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)) or _wants_entry(words, classes, nouns, query):
         return PAIR
     if not nouns:
         return _by_verbs(words, classes, query)
     surest = min(noun.reference for noun in nouns)
+    if surest == SURE and query == PAIR and WordClass.CHANGE in classes:  # *alter this according to the note*
+        return IMAGE
     first = next(noun for noun in nouns if noun.reference == surest)
     if surest == SURE and first.modality == IMAGE and not TELLS.isdisjoint(words[: first.place]):
         return TEXT
@@ -337,12 +367,30 @@ def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], noun
     return bool(nouns) or both
 
 
+def _is_a_part(words: Sequence[str], place: int) -> bool:
+    """Whether a noun is a part of what is wanted, whatever that is.
+
+    *With its picture*, *this with a picture*, *photo included*, *photo and all*.
+    """
+    if tuple(words[place + 1 : place + 3]) == ("and", "all") or words[place + 1 : place + 2] == ["included"]:
+        return True
+    if place < 2 or words[place - 2] not in JOINS:
+        return False
+    if words[place - 1] in ("its", "their"):
+        return True
+    compared = place > 3 and words[place - 4] in COMPARES
+    return place > 2 and words[place - 3] == "this" and words[place - 1] in ("a", "an", "the") and not compared
+
+
 def _by_verbs(words: Sequence[str], classes: Sequence[WordClass | None], query: Modality) -> Modality | None:
     """The target of an instruction without a noun for one: *what is this called?*, *can I see it?*, *more like this*."""
     if query == PAIR and WordClass.CHANGE in classes:  # of an image, as a text says
         return IMAGE
     if not TELLS.isdisjoint(words) and query != TEXT:
         return TEXT
+    identify = query == IMAGE and tuple(words[:1]) in (("what",), ("who",))
+    if identify and RESEMBLES.isdisjoint(words) and WordClass.CONTENT not in classes:
+        return TEXT  # *what is this?*
     if not SEES_ALONE.isdisjoint(words) and query != IMAGE:
         return IMAGE
     if not RESEMBLES.isdisjoint(words) and query != PAIR and WordClass.CONTENT not in classes:

@@ -1,8 +1,7 @@
 """Nearest vectors for training, metrics of ranked lists, and their statistics.
 
 `hit@k` is 1 if a positive is among the first k (M-BEIR and the paper call it "Recall@k"); `recall@k` is the share of positives
-among the first k. Knows vectors, rows and positives; nothing of models. (The exhaustive search of an evaluation, block by block
-and with ties in double precision, is `genius.evaluate.methods`.)
+among the first k. Knows vectors, rows and positives; nothing of models. Scores are ranked by `genius.top_k`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.top_k import tensor_top_k
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,7 +24,6 @@ PRODUCTS = 2**28  # inner products in memory at a time: a gigabyte
 
 def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Tensor:
     """Rows of the vectors with the largest inner products: neighbours that training and its metrics read, on its own tensors.
-    The hits of a search are ranked by `genius.search.arrays`.
 
     Args:
         queries: (Q, D).
@@ -35,9 +34,8 @@ def nearest_rows(queries: Tensor, pool: Tensor, k: int, chunk: int = 2048) -> Te
     Returns:
         (Q, min(k, N)), best first.
     """
-    k = min(k, pool.shape[0])
     chunk = max(1, min(chunk, PRODUCTS // max(pool.shape[0], 1)))
-    return torch.cat([(part @ pool.T).topk(k, dim=1).indices for part in queries.split(chunk)])
+    return torch.cat([tensor_top_k(part @ pool.T, k)[1] for part in queries.split(chunk)])
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------

@@ -55,6 +55,23 @@ READ = [
     ("Show the item together with its description.", TEXT, PAIR, ""),
     ("The title of the item in the picture.", IMAGE, TEXT, ""),
     ("Give me something to look at for this caption.", TEXT, IMAGE, ""),
+    ("I have a title, now find the photo.", TEXT, IMAGE, ""),  # what the query is
+    ("We took this photo, where is the caption?", IMAGE, TEXT, ""),
+    ("Turn the picture into a sentence.", IMAGE, TEXT, ""),
+    ("This photo with whatever was said about it.", IMAGE, PAIR, ""),  # a clause in place of a noun
+    ("The words and what it looks like.", TEXT, PAIR, ""),
+    ("Tell me what it looks like.", IMAGE, TEXT, ""),
+    ("The proper name, please.", IMAGE, TEXT, ""),
+    ("Name this.", IMAGE, TEXT, ""),
+    ("A brochure with its pictures.", TEXT, PAIR, "brochure"),  # parts of something, whatever that is
+    ("A leaflet, photo included.", TEXT, PAIR, "leaflet"),
+    ("Find this with a caption.", IMAGE, PAIR, ""),
+    ("Compare this with a caption.", IMAGE, TEXT, "Compare"),
+    ("Modify it according to the sentence.", PAIR, IMAGE, ""),
+    ("The variant that the text describes.", PAIR, IMAGE, ""),
+    ("What is it?", IMAGE, TEXT, ""),
+    ("What is it?", TEXT, None, ""),
+    ("123", IMAGE, None, ""),
     ("!?", TEXT, None, ""),
     ("写真を探して", TEXT, None, "写真を探して"),
 ]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from genius.evaluate import methods
 from genius.evaluate.methods import exhaustive
+from genius.search import flat
 from genius.search.tensors import tensor_arrays
 
 
@@ -29,14 +30,17 @@ def brute(queries: torch.Tensor, vectors: torch.Tensor, k: int) -> np.ndarray:
 def test_equals_brute_force(backend: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "torch":  # what a GPU runs
         monkeypatch.setattr(methods, "HOST", tensor_arrays("cpu"))
+    monkeypatch.setattr(flat, "COMPARED", block)
+    monkeypatch.setattr(methods, "QUERIES", 16)
+    monkeypatch.setattr(methods, "SETTLED", 5)
     queries, vectors = world()
-    rows, scores = exhaustive(queries, lambda a, b: vectors[a:b], len(vectors), 20, block_rows=block, query_rows=16)
+    rows, scores = exhaustive(queries, lambda rows: vectors[rows], len(vectors), 20)
     expected = brute(queries, vectors, 20)
-    assert np.array_equal(rows.numpy(), expected)
-    assert torch.allclose(scores, (queries @ vectors.T).gather(1, torch.from_numpy(expected)), atol=1e-5)
+    assert np.array_equal(rows, expected)
+    assert torch.allclose(torch.from_numpy(scores), (queries @ vectors.T).gather(1, torch.from_numpy(expected)), atol=1e-5)
 
 
 def test_fewer_items_than_k() -> None:
     queries, vectors = world(pool=50, copies=1)
-    rows, scores = exhaustive(queries, lambda a, b: vectors[a:b], 7, 10)
-    assert (rows[:, 7:] == -1).all() and (rows[:, :7] >= 0).all() and torch.isinf(scores[:, 7:]).all()
+    rows, scores = exhaustive(queries, lambda rows: vectors[rows], 7, 10)
+    assert (rows[:, 7:] == -1).all() and (rows[:, :7] >= 0).all() and np.isneginf(scores[:, 7:]).all()

@@ -56,6 +56,7 @@ def test_from_a_folder_of_photos_to_good_answers(
     made = run("index", folder, "-o", index, "--encoder", clip)
     assert made.exit_code == 1 and "2 entries skipped" in made.output, made.output
     assert f"{6 * len(COLOURS)} items" in made.output and "nothing had to be fitted" in made.output
+    assert f'next: genius search {index} "what you look for"' in made.output
     assert "broken.jpg" in made.output and not (index / "encoded").exists()
     assert "no control characters" in made.output and len(encoded) == 6 * len(COLOURS) + 1 and "two\nlines.png" not in encoded
     right = 0

@@ -206,6 +206,12 @@ def test_a_snapshot_that_another_one_sweeps_away_at_its_start_begins_anew(
     assert not snapshot_of(tmp_path / "copy.genius").exists()
 
 
+def test_a_place_where_no_folder_can_be_made_is_named(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("no folder")
+    with pytest.raises(GeniusError, match="Not a directory"):
+        index.snapshot(tmp_path / "a file" / "copy.genius")
+
+
 def test_a_folder_of_others_in_the_place_of_a_snapshot_stays(index: Index, tmp_path: Path) -> None:
     index.add([Item("a", text="a")])
     half = snapshot_of(tmp_path / "copy.genius")

@@ -36,7 +36,7 @@ BAD = {
     "rerank as a fraction": (lambda i: i.search(text="a", rerank=1.5), "rerank must be a whole number"),
     "k as a text": (lambda i: i.search(text="a", k="3"), "k must be"),
     "min_score as a text": (lambda i: i.search(text="a", min_score="x"), "min_score is not a number"),
-    "where as a number": (lambda i: i.search(text="a", where=5), "where is empty"),
+    "where as a number": (lambda i: i.search(text="a", where=5), "where must be a condition"),
     "a number for a request": (lambda i: i.search_embedded(torch.zeros(1, 32), request=3), "must be a SearchRequest, got int"),
     "many, a number for a request": (lambda i: i.search_many([Query(text="a")], 3), "must be a SearchRequest, got int"),
     "params as a dictionary": (lambda i: i.search(text="a", params={"beams": 3}), "params must be SearchParams"),

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from genius import Genius, GeniusError, Index, Modality
+from genius import Genius, GeniusError, Index, Item, Modality
 from genius.cli import app
 from genius.index.ingest import IngestConfig, ingest
 from genius.index.metadata import ColumnTypes, TableColumns
@@ -176,6 +176,32 @@ def test_prune_deletes_what_is_gone_and_only_that(index: Index, folder: Path, tm
     assert kept.deleted == 0 and "r1" in index and len(kept.problems) == 1  # an unreadable row may be that item
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_list_of_strings_in_a_table_is_a_list_that_a_filter_searches(index: Index, tmp_path: Path, suffix: str) -> None:
+    index.add([Item("old", text="a list that an earlier run stored as text", metadata={"kept": '["x"]'})])
+    rows = [
+        {"id": "a", "text": "one", "tags": ["sea", "sun"], "sizes": [1, 2], "kept": ["y"]},
+        {"id": "b", "text": "two", "tags": [], "sizes": [], "kept": []},
+        {"id": "c", "text": "three", "tags": ["sun"], "sizes": [3], "kept": ["z", "é"]},
+    ]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    assert ingest(index, [path]).problems == []
+    assert index.columns()["tags"] == "texts"
+    assert {hit.id for hit in index.search("one", target="text", where="has(tags, 'sun')")} == {"a", "c"}
+    assert index.get("b").metadata == {"tags": [], "sizes": "[]", "kept": "[]"}
+    assert index.get("c").metadata == {"tags": ["sun"], "sizes": "[3]", "kept": '["z", "é"]'}
+    again = tmp_path / "again.jsonl"
+    again.write_text('{"id": "d", "text": "four", "tags": ["rain"]}\n{"id": "e", "text": "five", "tags": "rain"}\n')
+    report = ingest(index, [again])
+    assert report.added == 1
+    (problem,) = report.problems
+    assert "'tags' is a list of texts, not 'rain'" in problem
+
+
 def test_jsonl_rows_with_images_texts_and_metadata(index: Index, tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(png("red"))
     rows = [
@@ -195,7 +221,7 @@ def test_jsonl_rows_with_images_texts_and_metadata(index: Index, tmp_path: Path)
     report = ingest(index, [path])
     items = {item.id: item for item in index.items()}
     assert set(items) == {"a", "b", "e", "data.jsonl#6", "7"}
-    assert items["a"].metadata == {"price": 3, "tags": '["x", "y"]', "big": str(2**60)}
+    assert items["a"].metadata == {"price": 3, "tags": ["x", "y"], "big": str(2**60)}
     assert items["b"].modality is Modality.PAIR and items["e"].image == png("blue")
     problems = "\n".join(report.problems)
     for part in (

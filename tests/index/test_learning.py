@@ -135,6 +135,15 @@ def test_what_is_refused_changes_nothing(filled: Index, log: list[Any], line: st
     assert not (filled.path / LEARNED).exists()
 
 
+@pytest.mark.parametrize("length", [1e30, 1e-30])
+def test_the_length_of_a_logged_vector_means_nothing(filled: Index, length: float) -> None:
+    log = queries_near(filled, "item 7", 100)
+    filled.learn(log)
+    expected = load_file(filled.path / LEARNED)["z"]
+    filled.learn([{**entry, "vector": [length * value for value in entry["vector"]]} for entry in log])
+    assert np.array_equal(load_file(filled.path / LEARNED)["z"], expected)
+
+
 def test_a_damaged_or_foreign_file_counts_as_none(filled: Index, model: Genius) -> None:
     filled.learn(queries_near(filled, "item 7", 100))
     plain = [hit.id for hit in filled.search("thing 7", item_bias=False)]
@@ -148,6 +157,12 @@ def test_a_damaged_or_foreign_file_counts_as_none(filled: Index, model: Genius) 
     for name, value in damaged:
         save_file({**arrays, name: value}, path, about)
         assert [hit.id for hit in Index.open(filled.path, model).search("thing 7")] == plain
+    first = filled.versions()[0]["version"]
+    for version in ("", "soon", "9" * 6000):  # of a folder from elsewhere
+        save_file(arrays, path, {**about, "version": version})
+        older = Index.open(filled.path, model, version=first)
+        assert older.search("thing 7") == []
+        assert older.info()["learned"] is None
     save_file(arrays, path, {**about, "fingerprint": "another"})
     assert learned.load(filled.path, filled.about.fingerprint, filled.about.width, None) is None
     path.write_bytes(b"nonsense")

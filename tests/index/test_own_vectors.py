@@ -170,6 +170,18 @@ def test_files_of_vectors_on_the_command_line(
     assert refused.exit_code == 2 and "1 lines, but there are 120 vectors" in refused.output
 
 
+def test_the_next_command_that_a_run_names_is_one_that_the_index_answers(
+    vectors: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("v.npy", vectors)
+    np.save("query.npy", vectors[3])
+    made = CliRunner().invoke(app, ["index", "v.npy", "-o", "my.genius"])
+    following = made.output.split("next: genius ")[1].split()
+    done = CliRunner().invoke(app, following)
+    assert done.exit_code == 0, (following, done.output)
+
+
 def test_an_item_takes_its_vector_and_few_bytes_more_on_disk(tmp_path: Path) -> None:
     """A vector of width 256 is 512 bytes in half precision, stored once; codes, id and the cache are at most 120."""
     count = 4000

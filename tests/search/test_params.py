@@ -41,6 +41,7 @@ def test_explicit_settings_are_told_from_the_models() -> None:
     [
         (lambda: SearchRequest(0), "k must be"),
         (lambda: SearchRequest(True), "k must be"),
+        (lambda: SearchRequest(where=["a = 1"]), "where must be a condition .* got list"),  # type: ignore[arg-type]
         (lambda: SearchRequest(min_score=float("nan")), "min_score is not a number"),
         (lambda: SearchRequest(beams=0), "beams must be"),
         (lambda: SearchRequest(rerank=-1), "rerank must be"),

@@ -16,7 +16,7 @@ from search_reference import tiny_generator, tiny_quantizer
 
 from genius.errors import GeniusError
 from genius.model.query_bank import QueryBank
-from genius.search import CodeTrie, ScanCache, SearchEngine, SearchParams, scan
+from genius.search import CodeTrie, ScanCache, SearchEngine, SearchParams, flat, scan
 from genius.search.scan import ARRAYS, META, ScanIndex
 
 SIZES = (3, 16, 16, 16)
@@ -144,11 +144,11 @@ def test_a_modality_that_may_hold_a_better_item_is_searched(world: World, monkey
 
 
 def test_a_comparison_in_blocks_is_one_without(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "BLOCK", 64)
+    monkeypatch.setattr(flat, "COMPARED", 64)
     rows = np.arange(7, ITEMS, 40)
     vectors = world.engine.collection.vectors
     assert vectors is not None
-    scores, found = scan.compare_all(vectors, rows, world.z.numpy(), 12)
+    scores, found = flat.compare_all(vectors.take, vectors.arrays, rows, world.z.numpy(), 12)
     best = (world.z @ world.vectors[rows].float().T).topk(12, dim=1)
     np.testing.assert_allclose(scores, best.values, atol=1e-5, rtol=0)
     own = (world.z[:, None] * world.vectors[found].float()).sum(2)  # of the rows that it names

@@ -128,6 +128,21 @@ def let_go(page: Any, transfer: Any, zone: str) -> None:
     assert not page.is_visible("#drop")
 
 
+def test_the_page_of_another_collection(
+    open_page: Callable[..., Any], start_server: Callable[..., Any], make_index: Callable[..., Any]
+) -> None:
+    url = start_server(f"few={make_index(9).path}").url
+    page = open_page("?collection=few", url)
+    assert page.inner_text("#count") == "9 items"
+    found = search(page, "a red circle on white paper")
+    assert 0 < len(found) <= 9
+    shown = page.eval_on_selector_all("#results .card img", "(all) => all.map((image) => new URL(image.src).pathname)")
+    assert shown and all(path.startswith("/v1/collections/few/") for path in shown)
+    page = open_page("?collection=none", url)
+    settled(page)
+    assert "no collection 'none'" in page.inner_text("#results")
+
+
 def test_text_search_shows_a_grid_with_scores(open_page: Callable[..., Any]) -> None:
     page = open_page()
     assert len(cards(page)) > 5 and "Search with text" in page.inner_text("#results")

@@ -226,6 +226,7 @@ class _Indexed:
     bulk: BulkReport | None = None  # of --ray
     read: bool = True  # whether files were read: --fit and --refit need none
     whole: bool = False  # a new index with a model of its own, to which nothing had to be fitted: all items are compared
+    own_vectors: bool = False  # an index that has no encoder
 
     def to_dict(self, output: Path) -> dict[str, Any]:
         body = {"index": str(output), "items": self.items, "advice": self.hint, **self.report.to_dict()}
@@ -316,7 +317,7 @@ def _index_vectors(
             say=say,
             on_progress=lambda count: tell("indexing", count, 0),
         )
-    return _Indexed(report, items, fit=done, whole=new and done is None)
+    return _Indexed(report, items, fit=done, whole=new and done is None, own_vectors=True)
 
 
 def _index_with_model(
@@ -368,11 +369,15 @@ def _refit(done: _Indexed, output: Path, query_vectors: Path | None, say: Say) -
     """Fit codes and decoder to all items."""
     from genius.fit.folder import refit
     from genius.fit.vectors import read_array
+    from genius.index.paths import MODEL
+    from genius.model.config import read_model_config
 
     queries = None
     if query_vectors is not None:
         queries = read_array(query_vectors, "query vectors")
-    return replace(done, fit=refit(output, say=say, queries=queries), hint=None, whole=False)
+    fit = refit(output, say=say, queries=queries)
+    own_vectors = read_model_config(output / MODEL).encoder is None
+    return replace(done, fit=fit, hint=None, whole=False, own_vectors=own_vectors)
 
 
 def _counts(report: IngestReport, pruned: bool) -> str:
@@ -417,7 +422,10 @@ def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
     if done.whole:
         print("  a search compares all of them, so nothing had to be fitted")
     if done.whole or done.fit is not None:
-        print(f'next: genius search {output} "what you look for"')
+        example = '"what you look for"'
+        if done.own_vectors:
+            example = "--vector query.npy"
+        print(f"next: genius search {output} {example}")
 
 
 def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float, where: Any) -> Iterator[str]:

@@ -251,6 +251,22 @@ def _read_parquet(path: Path, part: RowRange | None = None) -> Iterator[tuple[in
         raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
 
+def parquet_lists(path: Path) -> dict[str, bool]:
+    """Columns of a Parquet file that hold lists, and whether these are lists of strings."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    broken = (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError)
+    with reading(path, *broken), open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
+        schema = file.schema_arrow
+    lists = {}
+    for column in schema:
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
+            entries = column.type.value_type
+            lists[column.name] = pa.types.is_string(entries) or pa.types.is_large_string(entries)
+    return lists
+
+
 def _groups(about: Any, part: RowRange) -> tuple[list[int], int]:
     """Row groups that hold rows of a range, and how many rows lie before them."""
     groups = []

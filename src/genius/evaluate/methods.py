@@ -2,9 +2,9 @@
 encoder fused. Methods that write IDs are `genius.evaluate.generative`.
 
 Given a pool, a method answers queries with ranked rows; everything else is the harness's business. Exhaustive search is the
-ceiling, by numpy on a CPU and by torch on a GPU, with the operations of the package's searches. Both give the same answer: each
-proposes a few more than k, the proposals are scored again in double precision, and equal scores are ordered by row. Blocks of the
-pool are made when they are needed, so memory does not grow with N.
+ceiling, on a CPU and on a GPU, as `Flat` compares. Both give the same answer: each proposes a few more than k, the proposals are
+scored again in double precision, and equal scores are ordered by row. Vectors are made when they are compared, so memory does not
+grow with N.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
+from genius.features import as_numpy
 from genius.model.genius import Genius
 from genius.model.quantizer import score_fusion
-from genius.search.arrays import HOST, Arrays, Best
+from genius.search import rerank
+from genius.search.arrays import HOST, Array, Arrays, Floats
+from genius.search.flat import compare_all
 from genius.search.tensors import tensor_arrays
 
 Ints = npt.NDArray[np.int64]
 HELD = 4 << 30  # bytes of a pool's vectors that are kept on the device
 EMBEDDED = 4096  # items of a pool that are embedded at a time
-RowBlock = Callable[[int, int], Tensor]
-"""block(start, stop) -> (stop - start, D) float32 rows of the pool."""
+TakeRows = Callable[[Ints], Tensor]
+"""Rows (n,) of the pool -> (n, D) float32."""
 
 SPARE = 32  # proposals beyond k: what rounding may have pushed over the edge
+QUERIES = 1_024  # compared with a block of the pool at a time
+SETTLED = 128  # whose proposals are scored again at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,70 +150,49 @@ class Space:
         return out
 
 
-def exhaustive(
-    queries: Tensor,
-    block: RowBlock,
-    size: int,
-    k: int,
-    *,
-    block_rows: int = 65_536,
-    query_rows: int = 1024,
-) -> tuple[Tensor, Tensor]:
-    """Inner products of queries (Q, D) with `size` pool rows: (Q, k) rows and scores, best first, -1 where N < k."""
-    device = queries.device
-    spare = min(k + SPARE, size)
+def exhaustive(queries: Tensor, take: TakeRows, size: int, k: int) -> tuple[Ints, Floats]:
+    """Exact search in a pool.
+
+    Args:
+        queries: (Q, D).
+        take: Rows of the pool -> their vectors.
+        size: Rows of the pool.
+        k: How many.
+
+    Returns:
+        Rows and inner products, (Q, k) each, best first and equal ones by row; -1 where the pool has fewer.
+    """
     arrays: Arrays = HOST
-    if device.type != "cpu":
-        arrays = tensor_arrays(device)
-    parts = [arrays.put(part) for part in queries.float().split(query_rows)]
-    best = [Best(len(part), spare, arrays) for part in parts]
-    for start in range(0, size, block_rows):
-        vectors = arrays.put(block(start, min(start + block_rows, size)).float())
-        rows = arrays.arange(len(vectors)) + start
-        for part, own in zip(parts, best, strict=True):
-            own.add(rows, arrays.products(part, vectors))
-    proposed = torch.cat([torch.as_tensor(own.rows, device=device) for own in best])
-    return _settle(queries, block, proposed, k, block_rows)
+    if queries.device.type != "cpu":
+        arrays = tensor_arrays(queries.device)
+
+    def placed(rows: Ints) -> Array:
+        return arrays.put(take(rows))
+
+    found = []
+    for part in queries.float().split(QUERIES):
+        proposed = compare_all(placed, arrays, np.arange(size), as_numpy(part), k + SPARE)[1]
+        proposed = np.sort(proposed, axis=1)
+        settled = np.split(proposed, range(SETTLED, len(proposed), SETTLED))
+        scores = [_in_double(own, take, rows) for own, rows in zip(part.split(SETTLED), settled, strict=True)]
+        found.append(rerank.top_k(proposed, np.concatenate(scores), k))
+    return np.concatenate([rows for rows, _ in found]), np.concatenate([scores for _, scores in found])
 
 
-def _settle(queries: Tensor, block: RowBlock, rows: Tensor, k: int, block_rows: int) -> tuple[Tensor, Tensor]:
-    """Score the proposals again in double precision; order by score, then by row."""
-    rows = rows.sort(1).values  # by row, so that the stable sort below keeps that order among equal scores
-    scores = torch.full(rows.shape, -torch.inf, dtype=torch.float64, device=rows.device)
-    last = -1
-    if rows.numel():
-        last = int(rows.max())
-    for start in range(0, last + 1, block_rows):
-        stop = min(start + block_rows, last + 1)
-        inside = (rows >= start) & (rows < stop)
-        owner, place = inside.nonzero(as_tuple=True)
-        if len(owner) == 0:
-            continue
-        vectors = block(start, stop).to(queries.device, torch.float32)
-        for part in torch.arange(len(owner), device=rows.device).split(8192):
-            q = owner[part]
-            p = place[part]
-            products = (queries[q].double() * vectors[rows[q, p] - start].double()).sum(1)
-            scores[q, p] = products
-    order = scores.sort(dim=1, descending=True, stable=True)
-    picked = rows.gather(1, order.indices)[:, :k]
-    values = order.values[:, :k]
-    if picked.shape[1] < k:
-        picked = torch.nn.functional.pad(picked, (0, k - picked.shape[1]), value=-1)
-        values = torch.nn.functional.pad(values, (0, k - values.shape[1]), value=-torch.inf)
-    return picked, values.float()
+def _in_double(queries: Tensor, take: TakeRows, rows: Ints) -> npt.NDArray[np.float64]:
+    """(Q, C) inner products of queries (Q, D) with rows (Q, C): sums of equal vectors are equal, wherever they are."""
+    vectors = take(rows.ravel()).to(queries.device).view(*rows.shape, queries.shape[1])
+    return as_numpy((vectors.double() * queries.double()[:, None]).sum(2))
 
 
-def _search(queries: Tensor, block: RowBlock, pool: Pool, k: int, bytes_per_item: float) -> MethodResult:
+def _search(queries: Tensor, take: TakeRows, pool: Pool, k: int, bytes_per_item: float) -> MethodResult:
     if queries.device.type == "cuda":
-        exhaustive(queries[:1], block, len(pool), k)  # a GPU's first products are slow
-        torch.cuda.synchronize()
+        exhaustive(queries[:1], take, len(pool), k)  # a GPU's first products are slow
     start = time.perf_counter()
-    rows, scores = exhaustive(queries, block, len(pool), k)
-    ranked = rows.cpu().numpy()
-    values = scores.double().cpu().numpy()
+    rows, scores = exhaustive(queries, take, len(pool), k)
     seconds = time.perf_counter() - start
-    return MethodResult(ranked, values, np.full(len(ranked), len(pool), np.int64), seconds, bytes_per_item)
+    touched = np.full(len(rows), len(pool), np.int64)
+    return MethodResult(rows, scores.astype(np.float64), touched, seconds, bytes_per_item)
 
 
 class Dense:
@@ -219,7 +203,7 @@ class Dense:
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         chosen = space.query_dense[torch.from_numpy(queries).to(space.device)]
         size = space.dense.shape[1] * space.dense.element_size()
-        return _search(chosen, lambda a, b: space.vectors(pool.rows[a:b]).float(), pool, k, size)
+        return _search(chosen, lambda rows: space.vectors(pool.rows[rows]).float(), pool, k, size)
 
 
 class DenseGivenTarget:
@@ -261,12 +245,11 @@ class OtherEncoder:
         if self.features.query_ids != space.data.query_ids or self.features.pool_ids != space.data.pool_ids:
             raise GeniusError(f"the features of {self.label} belong to other queries or candidates than this evaluation")
         chosen = self.features.queries[torch.from_numpy(queries)].to(space.device, torch.float32)
-        rows = torch.from_numpy(pool.rows)
 
-        def block(a: int, b: int) -> Tensor:
-            return score_fusion(self.features.pool[rows[a:b]].to(space.device, torch.float32))
+        def take(rows: Ints) -> Tensor:
+            return score_fusion(self.features.pool[torch.from_numpy(pool.rows[rows])].to(space.device, torch.float32))
 
-        return _search(score_fusion(chosen), block, pool, k, self.features.pool.width * 4)
+        return _search(score_fusion(chosen), take, pool, k, self.features.pool.width * 4)
 
 
 class CodesExhaustive:
@@ -276,13 +259,13 @@ class CodesExhaustive:
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
         quantizer = space.model.quantizer
-        codes = torch.from_numpy(space.codes[pool.rows])
+        codes = space.codes[pool.rows]
 
-        def block(a: int, b: int) -> Tensor:
-            return F.normalize(quantizer.decode(codes[a:b].to(space.device)).float(), dim=1)
+        def take(rows: Ints) -> Tensor:
+            return F.normalize(quantizer.decode(torch.from_numpy(codes[rows]).to(space.device)).float(), dim=1)
 
         chosen = space.query_z[torch.from_numpy(queries).to(space.device)]
-        return _search(chosen, block, pool, k, code_bits(space.model.config.quantizer.level_sizes) / 8)
+        return _search(chosen, take, pool, k, code_bits(space.model.config.quantizer.level_sizes) / 8)
 
 
 def code_bits(level_sizes: tuple[int, ...]) -> int:

@@ -15,10 +15,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, read_rows
+from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, parquet_lists, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
-from genius.index.metadata import Columns, ColumnTypes, FieldType, TableColumns, check_types, item_of_table_row, spelled
+from genius.index.metadata import (
+    Columns,
+    ColumnTypes,
+    FieldType,
+    TableColumns,
+    check_types,
+    item_of_table_row,
+    key_of,
+    spelled,
+)
 from genius.index.names import common_root, deleted_ids, file_id, keep_deleted, real_path, root_of
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.pictures import exif_of
@@ -312,7 +321,7 @@ def _column_types(
 ) -> tuple[dict[str, str] | None, dict[str, FieldType]]:
     """A first pass over a table: the types of its columns. Rows that cannot be used have no say. Parquet names its types."""
     if file.path.suffix.lower() == ".parquet":
-        return None, {}
+        return None, _parquet_types(file.path) | known
     csv = is_csv(file.path)
     types = ColumnTypes(config.columns, csv, known, config.as_text)
     try:
@@ -326,6 +335,21 @@ def _column_types(
     except (GeniusError, OSError):
         pass  # reported by the second pass, which ends at the same place
     return types.decide()
+
+
+def _parquet_types(path: Path) -> dict[str, FieldType]:
+    """The types of lists: an empty one does not say what it is a list of."""
+    try:
+        lists = parquet_lists(path)
+    except (GeniusError, OSError):
+        return {}  # reported when its rows are read
+    types: dict[str, FieldType] = {}
+    for name, strings in lists.items():
+        if strings:
+            types[key_of(name)] = "texts"
+        else:
+            types[key_of(name)] = "text"
+    return types
 
 
 def _table(
@@ -361,9 +385,12 @@ def _row_item(
     if isinstance(row, str):
         raise GeniusError(row)
     item = item_of_table_row(row, config.columns, file.path.parent, f"{file.name}#{number}")
-    if config.as_text:
-        texts = {key: spelled(value) for key, value in item.metadata.items() if key in config.as_text}
-        item = replace(item, metadata={**item.metadata, **texts})
+    texts = {
+        key: spelled(value)
+        for key, value in item.metadata.items()
+        if key in config.as_text or (isinstance(value, list) and types.get(key) == "text")
+    }
+    item = replace(item, metadata={**item.metadata, **texts})
     check_types(item.metadata, types)
     if item.text is not None and len(item.text) > MAX_TEXT:  # refused by the index too; here, so that it is not held
         raise GeniusError(f"the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")

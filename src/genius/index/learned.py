@@ -19,6 +19,8 @@ from genius.index.paths import LEARNED, remove
 from genius.model.query_bank import MODALITIES, QueryBank
 from genius.types import Modality
 
+MAX_DIGITS = 18  # of the version of an index
+
 
 @dataclass(frozen=True, slots=True)
 class Direction:
@@ -138,9 +140,13 @@ def learned_metadata(folder: Path) -> dict[str, str]:
         return {}
     try:
         with safe_open(path, "np") as file:
-            return dict(file.metadata() or {})
+            about = dict(file.metadata() or {})
     except (OSError, SafetensorError, MemoryError):
         return {}
+    version = about.get("version", "0")
+    if not version.isdecimal() or len(version) > MAX_DIGITS:  # the folder may be anybody's
+        return {}
+    return about
 
 
 def forget(folder: Path) -> bool:

@@ -27,6 +27,7 @@ from genius.files import open_regular, parse_json, reading
 from genius.index import learned, searching
 from genius.index.learned import Learned
 from genius.index.target import spread
+from genius.index.vectors import unit_vector
 from genius.model.bias_choice import (
     FEWEST_JUDGED,
     JudgedQueries,
@@ -217,8 +218,7 @@ def _vector(state: Index, value: Mapping[str, Any]) -> Floats:
     if not isinstance(vector, np.ndarray) or len(vector) != state.about.width:
         shown = getattr(vector, "shape", "of a mapping")
         raise GeniusError(f"its vector has the shape {shown}; those of this index are {state.about.width} wide")
-    unit: Floats = vector / np.linalg.norm(vector)
-    return unit
+    return unit_vector(vector)
 
 
 def _embedded(state: Index, entries: Sequence[LoggedQuery], on_progress: Progress | None) -> tuple[QueryBank, list[int]]:

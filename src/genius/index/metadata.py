@@ -107,12 +107,21 @@ def check_unicode(text: str, what: str) -> None:
 
 
 def spelled(value: Any) -> Any:
-    """A number or boolean as text; other values as they are."""
+    """A number, boolean or list as text; other values as they are."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
     return value
+
+
+def type_name(field_type: FieldType) -> str:
+    """A type as a message names it."""
+    if field_type == "texts":
+        return "list of texts"
+    return field_type
 
 
 def field_type_of(value: object) -> FieldType | None:
@@ -141,7 +150,7 @@ def new_columns(known: Columns, rows: Iterable[tuple[str, Mapping[str, Any]]]) -
                 conflicts[item_id] = f"item {item_id!r}: metadata {key!r} differs only in case from {same!r}"
             elif columns.get(key, field_type) != field_type:
                 conflicts[item_id] = (
-                    f"item {item_id!r}: metadata {key!r} is a {columns[key]} in this index, not {metadata[key]!r}"
+                    f"item {item_id!r}: metadata {key!r} is a {type_name(columns[key])} in this index, not {metadata[key]!r}"
                 )
         added = [key for key in field_types if key not in columns]
         if added and len(columns) + len(added) > MAX_KEYS:
@@ -282,7 +291,7 @@ def item_of_table_row(row: Mapping[str, Any], columns: TableColumns, folder: Pat
         if name not in taken:
             simple = _metadata_value(entry)
             if simple is not None:
-                metadata[_key(name)] = simple
+                metadata[key_of(name)] = simple
     return Item(
         id=fallback_id if value is None or value == "" else _text(value, "id"),
         image=None if names["image"] is None else _image(row.get(names["image"]), folder),
@@ -338,6 +347,8 @@ class ColumnTypes:
             from genius.data.readers import csv_type
 
             return csv_type(value) if value else None
+        if value == []:
+            return None  # a list of anything
         return field_type_of(_metadata_value(value))
 
     def decide(self) -> tuple[dict[str, str], dict[str, FieldType]]:
@@ -350,12 +361,12 @@ class ColumnTypes:
                 if len(count) == 1:
                     by_column[name] = frequent
                 continue
-            key = _key(name)
+            key = key_of(name)
             if self._csv and not _nearly_all(cells, count.total()):
                 frequent = "text"
             if key in self._as_text:
                 frequent = "text"
-            elif self._known.get(key) in ("text", "number", "boolean"):
+            elif key in self._known:
                 frequent = self._known[key]
             by_column[name] = frequent
             by_key[key] = cast("FieldType", frequent)
@@ -379,7 +390,8 @@ def check_types(metadata: Mapping[str, Any], types: Mapping[str, FieldType]) -> 
             if len(shown) > 60:
                 shown = f"{shown[:60]}..."
             raise GeniusError(
-                f"the column {key!r} is a {column_type}, not {shown}: correct it, or read the column as text (--as-text {key})"
+                f"the column {key!r} is a {type_name(column_type)}, not {shown}: "
+                f"correct it, or read the column as text (--as-text {key})"
             )
 
 
@@ -428,8 +440,8 @@ def _image(value: Any, folder: Path) -> ImageInput | None:
     return folder / value
 
 
-def _metadata_value(value: Any) -> str | int | float | bool | None:
-    """A value as metadata takes it; other values become JSON, raw bytes are left out."""
+def _metadata_value(value: Any) -> str | int | float | bool | list[str] | None:
+    """A value as metadata takes it; values that it does not take become JSON, raw bytes are left out."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -444,13 +456,15 @@ def _metadata_value(value: Any) -> str | int | float | bool | None:
         return value.isoformat()
     if isinstance(value, bytes):
         return None
+    if isinstance(value, list) and field_type_of(value) == "texts":
+        return value
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, ValueError, TypeError):
         raise GeniusError("a value is nested too deep, or has keys that are no texts") from None
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     """A column name as a metadata key: "Unit price (€)" -> "Unit_price"."""
     key = re.sub(r"\W+", "_", name).strip("_")[:60] or "column"
     if not key[0].isalpha():

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from genius.index import Index
 from genius.index import metadata as meta
 from genius.index.reader import Reader
+from genius.top_k import tensor_top_k
 from genius.types import Modality
 
 MOST = 1500  # items: enough to zoom into, and quick to draw
@@ -57,7 +58,7 @@ class Plane:
     def located(self, rows: Sequence[Row], vectors: torch.Tensor) -> list[Placed]:
         """Any items: in their own place, or amid those of the sample that are nearest to them."""
         modalities = _modalities(rows)
-        scores, nearest = (_centred(vectors, modalities, self.centres) @ self.vectors.T).topk(min(AMONG, len(self.vectors)))
+        scores, nearest = tensor_top_k(_centred(vectors, modalities, self.centres) @ self.vectors.T, AMONG)
         amid = (self.places[nearest] * (20.0 * scores).softmax(1)[..., None]).sum(1).tolist()
         place_by_seq = {row["_seq"]: place for row, place in zip(self.rows, self.places.tolist(), strict=True)}
         return [_placed(row, place_by_seq.get(row["_seq"], guess)) for row, guess in zip(rows, amid, strict=True)]

@@ -122,14 +122,14 @@ def _half_made(target: Path, owner: str) -> Iterator[Path]:
 
 def _claim(folder: Path, held: contextlib.ExitStack) -> None:
     """Make a folder and lock it; again, if another snapshot took it for a killed one's before it was locked, and removed it."""
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         try:
             make_folder(folder)
             if sys.platform == "win32":  # Windows cannot rename a folder with an open file
                 return
             held.enter_context(WriteLock(folder / ".lock", LOCK_S).hold())
         except GeniusError:
-            if folder.exists():
+            if folder.exists() or attempt == ATTEMPTS - 1:  # removed five times over, or never made: a disk for reading only
                 raise
             continue
         if (folder / ".lock").exists():

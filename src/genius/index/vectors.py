@@ -220,7 +220,7 @@ def _features(vectors: Sequence[Vector], modalities: Sequence[Modality], width: 
         if not isinstance(parts, Mapping):
             parts = dict.fromkeys(_names(modality), parts)
         for name, part in parts.items():
-            unit = _unit(part)
+            unit = unit_vector(part)
             if name == "image":
                 image[row] = unit
                 image_mask[row] = True
@@ -235,7 +235,8 @@ def _names(modality: Modality) -> tuple[str, ...]:
     return {Modality.IMAGE: ("image",), Modality.TEXT: ("text",), Modality.PAIR: ("image", "text")}[modality]
 
 
-def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit_vector(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A vector (D,) at unit length; in double precision, in which the square of no float32 overflows or vanishes."""
     found = np.asarray(vector, np.float64)
     unit: NDArray[np.float32] = (found / np.linalg.norm(found)).astype(np.float32)
     return unit

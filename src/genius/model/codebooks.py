@@ -22,6 +22,7 @@ from genius.errors import GeniusError
 from genius.model.assignment import half_squares, nearest_as_published, row_argmax, similarity
 from genius.model.config import QuantizerConfig
 from genius.ranking import nearest_rows
+from genius.top_k import tensor_top_k
 
 
 def nearest(vectors: Tensor, centroids: Tensor, chunk: int = 4096) -> Tensor:
@@ -313,7 +314,7 @@ def kmeans(
         empty = (counts == 0).nonzero()[:, 0]
         before = labels
         if empty.numel() and n > size:
-            donors = counts.topk(empty.numel()).indices  # split the largest clusters
+            donors = tensor_top_k(counts[None], empty.numel())[1][0]  # split the largest clusters
             noise = torch.randn(empty.numel(), vectors.shape[1], generator=generator).to(centroids)
             centroids[empty] = centroids[donors] + 0.05 * scale * noise
             before = None

@@ -6,13 +6,14 @@ written once; a device changes the kernels. Knows arrays; nothing of searches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genius.features import as_numpy
+from genius.top_k import top_k
 
 Array = Any
 """A numpy array, or a tensor where the operations are torch's."""
@@ -22,8 +23,6 @@ Ints = NDArray[np.int64]
 
 HALF_SIGN_AND_FRACTION = np.int32(-0x70000001)  # the bits of a sign-extended half that are left after a shift by 13
 HALF_SCALE = np.float32(2.0**112)  # exponents of halves are biased by 15, those of floats by 127
-GROUP = 64  # scores whose maximum stands for them in `top_k`
-MANY = 4  # scores per wanted one above which not all are sorted
 HALVES_AT_ONCE = 1 << 18  # converted together: they stay in the processor's cache
 
 
@@ -87,7 +86,7 @@ class Arrays(Protocol):
         ...
 
     def top_k(self, scores: Array, k: int) -> tuple[Array, Array]:
-        """The k best of every row of (Q, n) scores: their scores and positions, (Q, min(k, n)), best first."""
+        """The k best of every row of (Q, n) scores: their scores and positions, (Q, min(k, n)), best first (`genius.top_k`)."""
         ...
 
 
@@ -143,36 +142,10 @@ class HostArrays:
         return found
 
     def top_k(self, scores: Floats, k: int) -> tuple[Floats, Ints]:
-        """Exact, equal scores in their order. Few are sorted: those from a lower bound of the k-th best on."""
-        queries, count = scores.shape
-        width = min(k, count)
-        if count <= MANY * k:
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-            return np.take_along_axis(scores, best, 1), best
-        bound = _lower_bound(scores, k)
-        best_scores = np.empty((queries, width), np.float32)
-        best = np.empty((queries, width), np.int64)
-        for query in range(queries):
-            above = np.flatnonzero(scores[query] >= bound[query])
-            values = scores[query, above]
-            chosen = np.argsort(-values, kind="stable")[:width]
-            best_scores[query] = values[chosen]
-            best[query] = above[chosen]
-        return best_scores, best
+        return top_k(scores, k)
 
 
 HOST = HostArrays()
-
-
-def _lower_bound(scores: Floats, k: int) -> Floats:
-    """(Q,) numbers that at least k of each row of (Q, n) scores reach: the k-th best, or that of the maxima of groups."""
-    queries, count = scores.shape
-    groups = count // GROUP
-    if groups > k:
-        scores = scores[:, : groups * GROUP].reshape(queries, GROUP, groups).max(axis=1)
-        count = groups
-    bound: Floats = np.partition(scores, count - k, axis=1)[:, count - k]
-    return bound
 
 
 def half_to_float(halves: NDArray[np.float16], out: Floats | None = None) -> Floats:
@@ -223,21 +196,3 @@ class Best:
         if self.scores.shape[1] > self.k:
             self.scores, places = arrays.top_k(self.scores, self.k)
             self.rows = self.rows[arrays.arange(len(self.rows))[:, None], places]
-
-
-def top_k_of_blocks(blocks: Iterable[tuple[Array, Array]], queries: int, k: int, arrays: Arrays) -> tuple[Array, Array]:
-    """The k best of what comes in blocks.
-
-    Args:
-        blocks: Rows (n,) and their scores (Q, n).
-        queries: Q.
-        k: How many.
-        arrays: Operations on them.
-
-    Returns:
-        Scores and rows, (Q, min(k, rows of all blocks)) each, best first.
-    """
-    best = Best(queries, k, arrays)
-    for rows, scores in blocks:
-        best.add(rows, scores)
-    return best.scores, best.rows

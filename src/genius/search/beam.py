@@ -26,6 +26,7 @@ from genius.search.params import SearchParams
 from genius.search.tensors import tensor_arrays
 from genius.search.trie import Children, CodeTrie
 from genius.search.types import BeamResult, Candidates, QueryBatch
+from genius.top_k import tensor_top_k
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
 QUERIES_AT_ONCE = {"cpu": 32, "cuda": 512}  # queries decoded together: bounds memory, keeps products large enough
@@ -220,7 +221,7 @@ def _best(children: Children, totals: Tensor, state: Beams, count: int) -> Tenso
     start = counts.cumsum(0) - counts
     table = torch.full((group, int(counts.max())), -torch.inf, device=totals.device)
     table[query, torch.arange(len(query), device=query.device) - start[query]] = totals
-    best = table.topk(min(count, table.shape[1]), dim=1).indices
+    best = tensor_top_k(table, count)[1]
     return (start[:, None] + best).masked_fill(best >= counts[:, None], -1)
 
 
@@ -252,7 +253,7 @@ def _finish_tails(scorer: CodeScorer, trie: CodeTrie, state: Beams) -> Beams:
 
 def _write(result: BeamResult, state: Beams) -> None:
     """Put finished queries into the result, best first; slots without a beam last."""
-    scores, by = state.scores.sort(dim=1, descending=True, stable=True)
+    scores, by = tensor_top_k(state.scores, state.scores.shape[1])
     query = torch.arange(len(by), device=by.device)[:, None]
     missing = torch.isneginf(scores)
     width = scores.shape[1]
@@ -462,7 +463,8 @@ def _describe(step: BeamStep, target_given: bool, rejected: int) -> Step:
     """One level of a search of one query."""
     kept = step.kept[0][step.kept[0] >= 0]
     others = step.totals.index_fill(0, kept, -torch.inf)
-    best = others.topk(min(rejected, len(others) - len(kept))).indices
+    ranked = tensor_top_k(others[None], len(others))[1][0]
+    best = ranked[: min(rejected, len(others) - len(kept))]
     beams = _candidates(step, kept)
     losers = _candidates(step, best)
     level = step.before.level

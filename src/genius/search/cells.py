@@ -21,7 +21,7 @@ import faiss as _faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.search.arrays import Floats, Ints
+from genius.search.arrays import HOST, Floats, Ints
 from genius.search.vectors import Vectors
 
 faiss: Any = _faiss  # its type stubs lag behind it
@@ -224,19 +224,11 @@ class Cells:
         Returns:
             Scores by codes and rows, (Q, count) each, best first; rows are -1 where fewer are in the cells.
         """
-        cell_scores = queries @ self.means.T
-        query = np.arange(len(queries))[:, None]
-        if probes < self.count:
-            cells = np.argpartition(cell_scores, self.count - probes, axis=1)[:, self.count - probes :]
-            best_first = np.argsort(-cell_scores[query, cells], axis=1)
-            cells = cells[query, best_first]
-        else:
-            cells = np.argsort(-cell_scores, axis=1)
-        cell_scores = cell_scores[query, cells]  # Faiss reads these arrays by their addresses: they are contiguous
-        transformed = np.ascontiguousarray(queries @ self.query_transform)
+        cell_scores, cells = HOST.top_k(queries @ self.means.T, probes)
+        transformed = queries @ self.query_transform
         scores = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
-        pointer = faiss.swig_ptr
+        pointer = faiss.swig_ptr  # of arrays that are contiguous, as all of these are
         self.index.search_preassigned_c(
             len(queries),
             pointer(transformed),

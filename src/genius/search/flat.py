@@ -6,12 +6,12 @@ and masks over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from genius.search.arrays import Array, Arrays, Ints, top_k_of_blocks
+from genius.search.arrays import Array, Arrays, Best, Floats, Ints
 from genius.search.collection import Collection
 from genius.search.item_bias import ItemBias
 from genius.search.params import SearchParams
@@ -19,6 +19,7 @@ from genius.search.rerank import BUILT_IN
 from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import BLOCK, Vectors
 
+COMPARED = 16_384  # rows that `compare_all` compares together
 QUERIES = 256  # compared with a block at a time
 QUERIES_ON_DEVICE = 512  # likewise, on a GPU
 SPARE = 16  # more candidates where similarities are of halves: re-ranking settles the order of those that are nearly equal
@@ -83,21 +84,18 @@ class Flat:
             compared = batch.z
         queries = arrays.put(compared)
         considered = np.zeros(len(batch), np.int64)
-
-        def blocks() -> Iterator[tuple[Array, Array]]:
-            for rows, block in self._blocks(batch, vectors):
-                scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
-                visible = self._visible(batch, rows, arrays)
-                if visible is None:
-                    considered[:] += scores.shape[1]
-                else:
-                    scores = arrays.where(visible, scores, -np.inf)
-                    considered[:] += arrays.host(visible.sum(1))
-                yield _row_numbers(rows, arrays), scores
-
-        best_scores, best_rows = top_k_of_blocks(blocks(), len(batch), k, arrays)
-        found = arrays.host(best_scores)
-        rows_found = np.where(np.isneginf(found), -1, arrays.host(best_rows))
+        best = Best(len(batch), k, arrays)
+        for rows, block in self._blocks(batch, vectors):
+            scores = self._scores(batch, queries, rows, block, arrays)  # (Q, n)
+            visible = self._visible(batch, rows, arrays)
+            if visible is None:
+                considered += scores.shape[1]
+            else:
+                scores = arrays.where(visible, scores, -np.inf)
+                considered += arrays.host(visible.sum(1))
+            best.add(_row_numbers(rows, arrays), scores)
+        found = arrays.host(best.scores)
+        rows_found = np.where(np.isneginf(found), -1, arrays.host(best.rows))
         return Candidates(rows_found, found, considered)
 
     def _scores(self, batch: QueryBatch, queries: Array, rows: Any, block: Array, arrays: Arrays) -> Array:
@@ -201,3 +199,24 @@ def _row_numbers(rows: Any, arrays: Arrays) -> Array:
     if isinstance(rows, slice):
         return arrays.arange(rows.stop - rows.start) + rows.start
     return rows
+
+
+def compare_all(take: Callable[[Ints], Array], arrays: Arrays, rows: Ints, queries: Floats, count: int) -> tuple[Floats, Ints]:
+    """Exhaustive search among some rows, block by block.
+
+    Args:
+        take: Rows (n,) -> their vectors (n, D), as `Vectors.take`.
+        arrays: Operations on them.
+        rows: (n,) that are compared.
+        queries: (Q, D).
+        count: Candidates per query.
+
+    Returns:
+        Inner products and rows, (Q, min(count, n)) each, best first.
+    """
+    asked = arrays.put(queries)
+    best = Best(len(queries), count, arrays)
+    for first in range(0, len(rows), COMPARED):
+        part = rows[first : first + COMPARED]
+        best.add(arrays.put(part), asked @ take(part).T)
+    return arrays.host(best.scores), arrays.host(best.rows)

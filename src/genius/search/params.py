@@ -144,6 +144,8 @@ class SearchRequest:
 
     def __post_init__(self) -> None:
         whole("k", self.k, 1, MAX_K)
+        if self.where is not None and not isinstance(self.where, str):
+            raise GeniusError(f"where must be a condition such as 'price < 50', got {type(self.where).__name__}")
         low = self.min_score
         if low is not None and (isinstance(low, bool) or not isinstance(low, int | float) or math.isnan(low)):
             raise GeniusError(f"min_score is not a number: {low!r}")

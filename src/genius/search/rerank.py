@@ -17,7 +17,7 @@ from genius.errors import GeniusError
 from genius.features import as_numpy
 from genius.search.arrays import HOST, Array, Arrays, Floats, Ints
 from genius.search.collection import Collection
-from genius.search.types import Candidates, QueryBatch
+from genius.search.types import Candidates, QueryBatch, padded
 from genius.search.vectors import StoredVectors, Vectors
 
 GROUP = "genius.rerankers"  # entry points of packages that bring a re-ranker
@@ -101,7 +101,7 @@ def none(batch: QueryBatch, candidates: Candidates, collection: Collection) -> F
 
 
 def top_k(rows: Ints, scores: Array, k: int, arrays: Arrays = HOST) -> tuple[Ints, Floats]:
-    """The k best candidates by score; equal scores keep their order (on a GPU they may not).
+    """The k best candidates by score; equal scores keep their order.
 
     Args:
         rows: (Q, C), -1 for padding.
@@ -112,15 +112,13 @@ def top_k(rows: Ints, scores: Array, k: int, arrays: Arrays = HOST) -> tuple[Int
     Returns:
         Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
     """
-    found = arrays.top_k(arrays.where(arrays.put(rows) < 0, -np.inf, scores), k)
-    best_scores = arrays.host(found[0])
-    best = arrays.host(found[1])
-    top_rows = np.full((len(rows), k), -1, np.int64)
-    top_scores = np.full((len(rows), k), -np.inf, np.float32)
-    width = best.shape[1]
-    top_rows[:, :width] = np.take_along_axis(rows, best, 1)
-    top_scores[:, :width] = best_scores
-    return top_rows, top_scores
+    padding = rows < 0
+    if padding.any():
+        scores = arrays.where(arrays.put(padding), -np.inf, scores)
+    best_scores, best = arrays.top_k(scores, k)
+    top_rows = rows[np.arange(len(rows))[:, None], arrays.host(best)]
+    top_scores = arrays.host(best_scores).astype(np.float32, copy=False)
+    return padded(top_rows, k, -1), padded(top_scores, k, -np.inf)
 
 
 def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Array:

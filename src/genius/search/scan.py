@@ -24,8 +24,9 @@ from safetensors.numpy import save_file
 
 from genius.errors import GeniusError
 from genius.files import read_json, write_whole
-from genius.search.arrays import Floats, Ints, top_k_of_blocks
+from genius.search.arrays import HOST, Floats, Ints
 from genius.search.collection import Collection
+from genius.search.flat import compare_all
 from genius.search.params import SearchParams
 from genius.search.rerank import BUILT_IN
 from genius.search.types import Candidates, QueryBatch
@@ -44,7 +45,6 @@ ARRAYS = "scan.safetensors"
 # -- how it is built -----------------------------------------------------------------------------------------------
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
-BLOCK = 16_384  # vectors that are compared together
 CALIBRATION_QUERIES = 100  # items, and queries of the bank of each modality, that are searched for once the codes are there
 CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
 CALIBRATION_RECALL_OF_QUERIES = 0.97  # of the ten nearest items of queries: they lie farther from items than items do
@@ -106,26 +106,6 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
-def compare_all(vectors: Vectors, rows: Ints, queries: Floats, count: int) -> tuple[Floats, Ints]:
-    """Exhaustive search among some rows, block by block.
-
-    Args:
-        vectors: By row.
-        rows: (n,) that are compared.
-        queries: (Q, D).
-        count: Candidates per query.
-
-    Returns:
-        Inner products and rows, (Q, min(count, n)) each, best first.
-    """
-    arrays = vectors.arrays
-    asked = arrays.put(queries)
-    parts = (rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK))
-    blocks = ((arrays.put(part), asked @ vectors.take(part).T) for part in parts)
-    scores, best = top_k_of_blocks(blocks, len(queries), count, arrays)
-    return arrays.host(scores), arrays.host(best)
-
-
 def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats, modality: Ints) -> float | None:
     """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
@@ -175,7 +155,7 @@ class _Calibration:
         self.vectors = vectors
         self.queries = np.ascontiguousarray(queries, np.float32)
         self.own = own
-        scores, nearest = compare_all(vectors, rows, self.queries, 11)
+        scores, nearest = compare_all(vectors.take, vectors.arrays, rows, self.queries, 11)
         self.tenth = [row_scores[found != row][:10].min() for row_scores, found, row in zip(scores, nearest, own, strict=True)]
 
     def recall(self, cells: Cells, effort: float) -> float:
@@ -496,22 +476,18 @@ class Scan:
             count = k
         if params.reranker not in BUILT_IN:
             count = max(count, params.rerank)
-        found = _Found(len(batch))
+        job = _Job(self.collection, index, self._searched(index), batch, k, count, effort)
         every = np.arange(len(batch))
-        cells = self._searched(index)
         if batch.allowed is None or batch.allowed.ndim == 1:
-            job = _Job(self.collection, index, cells, self._filter(batch.allowed), batch, k, count, effort, found)
-            job.run(every)
+            job.run(every, self._filter(batch.allowed))
         else:
             for query in range(len(batch)):
-                own = self._filter(batch.allowed[query])
-                job = _Job(self.collection, index, cells, own, batch, k, count, effort, found)
-                job.run(every[query : query + 1])
-        scores = found.scores
+                job.run(every[query : query + 1], self._filter(batch.allowed[query]))
+        scores = job.scores
         read = params.reranker == "none" or params.reranker not in BUILT_IN  # other re-rankers do not read the plan's scores
         if read and batch.item_bias is not None and batch.modality is not None:
-            scores = scores - batch.item_bias.take(batch.modality, found.rows)
-        return Candidates(found.rows, scores, found.considered)
+            scores = scores - batch.item_bias.take(batch.modality, job.rows)
+        return Candidates(job.rows, scores, job.considered)
 
     def _searched(self, index: ScanIndex) -> Mapping[int, SearchedCells]:
         """The cells of an index where they are searched: moved to a GPU when the first search needs them there."""
@@ -561,101 +537,109 @@ class _Filter:
         return self._rows[modality]
 
 
-class _Found:
-    """Rows (Q, C) and scores of every query, from several modalities; -1 and -inf where there is none, in any column."""
+class _Job:
+    """One call of the plan.
 
-    def __init__(self, queries: int) -> None:
-        self.rows: Ints = np.empty((queries, 0), np.int64)
-        self.scores: Floats = np.empty((queries, 0), np.float32)
-        self.considered: Ints = np.zeros(queries, np.int64)
+    Args:
+        collection: What is searched.
+        index: Its codes.
+        cells: Of the index, where they are searched.
+        batch: The queries.
+        k: Hits per query.
+        count: Candidates per query.
+        effort: Factor on the cells that are scanned.
+    """
 
-    def add(self, group: Ints, rows: Ints, scores: Floats, considered: int | Ints) -> None:
+    def __init__(
+        self,
+        collection: Collection,
+        index: ScanIndex,
+        cells: Mapping[int, SearchedCells],
+        batch: QueryBatch,
+        k: int,
+        count: int,
+        effort: float,
+    ) -> None:
+        self.collection = collection
+        self.index = index
+        self.cells = cells
+        self.batch = batch
+        self.k = k
+        self.count = count
+        self.effort = effort
+        # what was found, of several modalities one after the other; -1 and -inf where there is none, in any column
+        self.rows: Ints = np.empty((len(batch), 0), np.int64)
+        self.scores: Floats = np.empty((len(batch), 0), np.float32)
+        self.considered: Ints = np.zeros(len(batch), np.int64)
+
+    def _add(self, group: Ints, rows: Ints, scores: Floats, considered: int | Ints) -> None:
         """Rows (G, C) and scores of some of the queries (G,)."""
         self.considered[group] += considered
-        if len(group) == len(self.rows):  # all of them
-            added_rows = rows
-            added_scores = scores
-        else:
-            added_rows = np.full((len(self.rows), rows.shape[1]), -1, np.int64)
-            added_scores = np.full(added_rows.shape, -np.inf, np.float32)
-            added_rows[group] = rows
-            added_scores[group] = scores
-        if not self.rows.shape[1]:
-            self.rows = added_rows
-            self.scores = added_scores
-            return
-        self.rows = np.concatenate([self.rows, added_rows], 1)
-        self.scores = np.concatenate([self.scores, added_scores], 1)
+        if len(group) < len(self.rows):
+            every = np.full((len(self.rows), rows.shape[1]), -1, np.int64)
+            of_every = np.full(every.shape, -np.inf, np.float32)
+            every[group] = rows
+            of_every[group] = scores
+            rows = every
+            scores = of_every
+        if self.rows.shape[1]:
+            rows = np.concatenate([self.rows, rows], 1)
+            scores = np.concatenate([self.scores, scores], 1)
+        self.rows = rows
+        self.scores = scores
 
-    def kth(self, group: Ints, k: int) -> Floats:
+    def _kth(self, group: Ints) -> Floats:
         """(G,) the k-th best scores so far; -inf where fewer were found."""
-        scores = self.scores[group]
-        width = scores.shape[1]
-        if width < k:
+        if self.scores.shape[1] < self.k:
             return np.full(len(group), -np.inf, np.float32)
-        return np.partition(scores, width - k, axis=1)[:, width - k]
+        return HOST.top_k(self.scores[group], self.k)[0][:, -1]
 
-
-@dataclass(frozen=True)
-class _Job:
-    """Queries that share a filter."""
-
-    collection: Collection
-    index: ScanIndex
-    cells: Mapping[int, SearchedCells]  # of the index, where they are searched
-    allowed: _Filter | None
-    batch: QueryBatch
-    k: int
-    count: int  # candidates per query
-    effort: float
-    found: _Found
-
-    def run(self, group: Ints) -> None:
-        """Search the modalities that each query wants; where it does not say, the likeliest first, and others while they can
-        still hold one of its k best."""
+    def run(self, group: Ints, allowed: _Filter | None) -> None:
+        """Search the modalities that each query of a group wants; where it does not say, the likeliest first, and others while
+        they can still hold one of its k best. The queries share a filter."""
         if self.collection.modality is None:
-            self._search(group, 0)
+            self._search(group, 0, allowed)
             return
         targets = self.batch.target[group]
         modalities = sorted({*self.index.cells, *self.index.few})
         for modality in modalities:
-            self._search(group[targets == modality], modality)
+            self._search(group[targets == modality], modality, allowed)
         unknown = group[targets < 0]
         if not len(unknown) or not modalities:
             return
         log_probs = self.batch.modality_log_probs
         if log_probs is None:
             for modality in modalities:
-                self._search(unknown, modality)
+                self._search(unknown, modality, allowed)
             return
-        ranked = np.array(modalities)[np.argsort(-log_probs[unknown][:, modalities], axis=1, kind="stable")]
+        ranked = np.array(modalities)[HOST.top_k(log_probs[unknown][:, modalities], len(modalities))[1]]
         for place in range(len(modalities)):
             for modality in modalities:
                 own = unknown[ranked[:, place] == modality]
                 if place and len(own):
                     bound = log_probs[own, modality] + np.linalg.norm(self.batch.dense[own], axis=1)
-                    own = own[bound > self.found.kth(own, self.k)]
-                self._search(own, modality)
+                    own = own[bound > self._kth(own)]
+                self._search(own, modality, allowed)
 
-    def _search(self, group: Ints, modality: int) -> None:
+    def _search(self, group: Ints, modality: int, allowed: _Filter | None) -> None:
         """Candidates of one modality for some of the queries."""
         if not len(group):
             return
-        rows = self._few_rows(modality)
+        rows = self._few_rows(modality, allowed)
         if rows is not None:
             self._compare(group, modality, rows)
         elif modality in self.index.cells:
-            self._scan(group, modality)
+            self._scan(group, modality, allowed)
 
-    def _scan(self, group: Ints, modality: int) -> None:
+    def _scan(self, group: Ints, modality: int, allowed: _Filter | None) -> None:
         """The best rows by codes."""
         cells = self.cells[modality]
         probes = probe_budget(self.k, cells.count, len(cells), self.effort * self.index.efforts[modality])
         passing = len(cells)
         selector = None
-        if self.allowed is not None:
-            selector = self.allowed.selector(cells)
-            passing = len(self.allowed.rows(modality, self.collection))
+        if allowed is not None:
+            selector = allowed.selector(cells)
+            passing = len(allowed.rows(modality, self.collection))
             share = passing / max(len(cells), 1)
             if share < 1:
                 probes = min(cells.count, int(probes / share) + 1)
@@ -670,14 +654,14 @@ class _Job:
                 scores[short], rows[short] = cells.search(queries[short], count, cells.count, selector)
                 considered[short] = len(cells)
             scores[rows < 0] = -np.inf
-        self.found.add(group, rows, self._with_log_prob(group, modality, scores), considered)
+        self._add(group, rows, self._with_log_prob(group, modality, scores), considered)
 
-    def _few_rows(self, modality: int) -> Ints | None:
+    def _few_rows(self, modality: int, allowed: _Filter | None) -> Ints | None:
         """All rows of a modality that may be found, where they are few enough to compare; None: more."""
         small = self.index.few.get(modality)
-        if self.allowed is None:
+        if allowed is None:
             return small
-        passing = self.allowed.rows(modality, self.collection)
+        passing = allowed.rows(modality, self.collection)
         if small is not None or len(passing) <= EXACT:
             return passing
         return None
@@ -688,8 +672,8 @@ class _Job:
         assert vectors is not None
         if not len(rows):
             return
-        scores, best = compare_all(vectors, rows, self.batch.dense[group], self.count)
-        self.found.add(group, best, self._with_log_prob(group, modality, scores), len(rows))
+        scores, best = compare_all(vectors.take, vectors.arrays, rows, self.batch.dense[group], self.count)
+        self._add(group, best, self._with_log_prob(group, modality, scores), len(rows))
 
     def _with_log_prob(self, group: Ints, modality: int, scores: Floats) -> Floats:
         """Scores (G, C) plus log p(modality) of queries whose target is unknown."""

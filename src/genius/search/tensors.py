@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genius.search.arrays import GROUP, MANY, Ints
+from genius.search.arrays import Ints
 from genius.search.vectors import StoredVectors
+from genius.top_k import tensor_top_k
 
 WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 ROWS = 1 << 19  # of vectors on a device that are compared together
-SORTED = 2_048  # scores of a query that are sorted as a whole
 HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
@@ -103,23 +103,7 @@ class TensorArrays:
         return queries @ vectors.float().T
 
     def top_k(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Few are sorted, equal ones in their order. Of many those in the groups with the best maxima are compared: each is
-        read once."""
-        queries, count = scores.shape
-        if count <= SORTED:
-            ordered = scores.sort(dim=1, descending=True, stable=True)
-            return ordered.values[:, :k], ordered.indices[:, :k]
-        groups = count // GROUP
-        if groups <= MANY * k:
-            best = scores.topk(min(k, count), dim=1)
-            return best.values, best.indices
-        whole = groups * GROUP
-        largest = scores[:, :whole].unflatten(1, (groups, GROUP)).amax(2)
-        first = GROUP * largest.topk(k, dim=1).indices
-        places = (first[:, :, None] + self.arange(GROUP)).flatten(1)
-        places = torch.cat([places, (whole + self.arange(count - whole)).repeat(queries, 1)], 1)
-        best = scores.gather(1, places).topk(k, dim=1)
-        return best.values, places.gather(1, best.indices)
+        return tensor_top_k(scores, k)
 
 
 @lru_cache(maxsize=16)

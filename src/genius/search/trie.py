@@ -16,7 +16,7 @@ over item rows: `count_before` makes cumulative sums of it, and the items below 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,10 @@ from genius.features import as_numpy
 from genius.search.arrays import HOST, Array, Arrays, Ints
 
 ALWAYS_EXPLICIT = 2  # levels whose nodes are explicit in any case
-WORD = 63  # bits used of an int64: words stay non-negative
 RARE = 1 / 16  # share of IDs that several items have up to which those alone are listed: 8 B each against 4 B per ID
 EXPLICIT_UP_TO = 0.5  # a level is explicit while its nodes are at most this share of the IDs: 6 B per node against 2 B per ID
-Column = Callable[[int], Ints]  # level -> (N,): the codes of that level, in the order of sorted IDs
+Columns = list[NDArray[Any]]
+"""For each level (N,) codes, in the order of sorted IDs."""
 
 
 @dataclass(slots=True)
@@ -145,11 +145,10 @@ class CodeTrie:
         sizes = tuple(int(k) for k in level_sizes)
         table = _check_codes(codes, sizes)
         names = _check_rows(rows, len(table))
-        ordered = _SortedCodes(table, sizes)
-        order = ordered.order
+        order, columns = _sorted_columns(table, sizes)
         if names is not None:
             order = names[order]
-        return cls._from_sorted(sizes, ordered.column, order)
+        return cls._from_sorted(sizes, columns, order)
 
     def merged(self, codes: Any, rows: Any) -> CodeTrie:
         """A new trie of these items and more; this one stays as it is. Linear in the number of items: nothing is sorted again.
@@ -167,29 +166,27 @@ class CodeTrie:
         known = np.isin(names, self.order)
         if known.any():
             raise GeniusError(f"item row {int(names[known][0])} appears twice")
-        added = _SortedCodes(table, self.level_sizes)
-        after = self._insertion_points(table[added.order])  # ascending
+        by_code, added = _sorted_columns(table, self.level_sizes)
+        after = self._insertion_points(table[by_code])  # ascending
         place = after + np.arange(len(table))  # of each new item in the merged order
         is_old = np.ones(self.items + len(table), bool)
         is_old[place] = False
 
-        def column(level: int) -> Ints:
-            out = np.empty(len(is_old), np.int64)
-            out[is_old] = self._column(level)
-            out[place] = added.column(level)
+        def merge(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+            out = np.empty(len(is_old), np.result_type(old, new))
+            out[is_old] = old
+            out[place] = new
             return out
 
-        order = np.empty(len(is_old), np.int64)
-        order[is_old] = self.order
-        order[place] = names[added.order]
-        return CodeTrie._from_sorted(self.level_sizes, column, order)
+        columns = [merge(self._column(level), added[level]) for level in range(self.levels)]
+        return CodeTrie._from_sorted(self.level_sizes, columns, merge(self.order, names[by_code]))
 
     @classmethod
-    def _from_sorted(cls, sizes: tuple[int, ...], column: Column, order: Ints) -> CodeTrie:
-        """From codes in sorted order, a column for each level, and the item row at each position."""
+    def _from_sorted(cls, sizes: tuple[int, ...], columns: Columns, order: NDArray[Any]) -> CodeTrie:
+        """From codes in sorted order and the item row at each position."""
         levels = len(sizes)
         items = len(order)
-        fresh = _first_difference(column, levels, items)
+        fresh = _first_difference(columns, items)
         starts_id = np.flatnonzero(fresh < levels)  # sorted positions where a new ID begins
         ids = len(starts_id)
         fresh_id = fresh[starts_id]  # level of the first difference, per ID
@@ -203,7 +200,7 @@ class CodeTrie:
         top = len(firsts)
         arrays: dict[str, NDArray[Any]] = {}
         for level, first in enumerate(firsts):
-            arrays[f"codes_{level}"] = column(level)[starts_id[first]].astype(_code_type(sizes[level]))
+            arrays[f"codes_{level}"] = columns[level][starts_id[first]]
             child = first
             end = ids
             if level + 1 < top:
@@ -212,7 +209,7 @@ class CodeTrie:
             arrays[f"child_{level}"] = np.append(child, end).astype(pointer)
         tails = np.empty((ids, levels - top), _code_type(max(sizes[top:], default=1)))
         for level in range(top, levels):
-            tails[:, level - top] = column(level)[starts_id]
+            tails[:, level - top] = columns[level][starts_id]
         arrays["tails"] = tails
         arrays["order"] = order.astype(_row_type(int(order.max(initial=0))))
         if ids < items:
@@ -226,15 +223,15 @@ class CodeTrie:
                 arrays["item_start"] = ends.astype(pointer)
         return cls(sizes, arrays, top)
 
-    def _column(self, level: int) -> Ints:
-        """(items,) int64: the codes of a level at every sorted position."""
+    def _column(self, level: int) -> NDArray[Any]:
+        """(items,) the codes of a level at every sorted position."""
         if level < self.top:
-            codes = self._node_codes[level].astype(np.int64)
+            codes = self._node_codes[level]
             bounds = self.positions(self._ids_from(level, np.arange(len(codes) + 1)))
         else:
-            codes = self._tails[:, level - self.top].astype(np.int64)
+            codes = self._tails[:, level - self.top]
             bounds = self.positions(np.arange(self.ids + 1))
-        return np.repeat(codes, np.diff(bounds))
+        return np.repeat(codes, np.diff(bounds)).astype(_code_type(self.level_sizes[level]))
 
     def _insertion_points(self, codes: Ints) -> Ints:
         """(n,) sorted position behind the items whose IDs are not greater than each of codes (n, M)."""
@@ -493,46 +490,11 @@ class CodeTrie:
         return self.codes_at(self.positions_of(rows))
 
 
-class _SortedCodes:
-    """The codes of a collection in order, by packing each into machine words.
-
-    A code of 98 bits is two words, so two sorts; everything later reads the sorted words in sequence instead of gathering rows.
-    """
-
-    def __init__(self, codes: NDArray[Any], sizes: Sequence[int]) -> None:
-        """codes (N, M) integers, already known to be in range."""
-        self.fields: list[tuple[int, int, int]] = []  # of each level: word, shift, mask
-        words: list[Ints] = []
-        free_bits = 0
-        for level, size in enumerate(sizes):
-            bits = max(int(size - 1).bit_length(), 1)
-            if bits > free_bits:
-                words.append(codes[:, level].astype(np.int64))
-                free_bits = WORD - bits
-            else:
-                words[-1] <<= bits
-                words[-1] |= codes[:, level].astype(np.int64)
-                free_bits -= bits
-            self.fields.append((len(words) - 1, bits, (1 << bits) - 1))
-        shift = 0
-        above = len(words)
-        for level in range(len(sizes) - 1, -1, -1):
-            word, bits, mask = self.fields[level]
-            if word != above:
-                shift = 0
-            above = word
-            self.fields[level] = (word, shift, mask)
-            shift += bits
-        # least significant word first: each sort is stable, so earlier orders survive among equals
-        self.order: Ints = np.argsort(words[-1], kind="stable")
-        for earlier in reversed(words[:-1]):
-            self.order = self.order[np.argsort(earlier[self.order], kind="stable")]
-        self.words = [word[self.order] for word in words]
-
-    def column(self, level: int) -> Ints:
-        """Codes of one level in sorted order: (N,) int64."""
-        word, shift, mask = self.fields[level]
-        return (self.words[word] >> shift) & mask
+def _sorted_columns(codes: NDArray[Any], sizes: Sequence[int]) -> tuple[Ints, Columns]:
+    """Codes (N, M), known to be in range -> (N,) which item is at each sorted position, and the codes in that order."""
+    columns = [codes[:, level].astype(_code_type(size)) for level, size in enumerate(sizes)]
+    order = np.lexsort(columns[::-1])  # numbers of 8 and 16 bits are sorted by radix
+    return order, [column[order] for column in columns]
 
 
 def ragged(counts: Array, ops: Arrays = HOST) -> tuple[Array, Array]:
@@ -542,11 +504,11 @@ def ragged(counts: Array, ops: Arrays = HOST) -> tuple[Array, Array]:
     return row, ops.arange(len(row)) - start[row]
 
 
-def _first_difference(column: Column, levels: int, items: int) -> NDArray[np.uint8]:
+def _first_difference(columns: Columns, items: int) -> NDArray[np.uint8]:
     """(N,) uint8: the first level at which each sorted code differs from the one before; M: same code; 0 for the first."""
-    fresh = np.full(items, levels, np.uint8)
-    for level in range(levels - 1, -1, -1):
-        codes = column(level)
+    fresh = np.full(items, len(columns), np.uint8)
+    for level in reversed(range(len(columns))):
+        codes = columns[level]
         fresh[1:][codes[1:] != codes[:-1]] = level
     fresh[:1] = 0
     return fresh

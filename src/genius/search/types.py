@@ -133,14 +133,22 @@ class Candidates:
             return parts[0]
         width = max(part.rows.shape[1] for part in parts)
         return cls(
-            np.concatenate([_padded(part.rows, width, -1) for part in parts]),
-            np.concatenate([_padded(part.scores, width, -np.inf) for part in parts]),
+            np.concatenate([padded(part.rows, width, -1) for part in parts]),
+            np.concatenate([padded(part.scores, width, -np.inf) for part in parts]),
             np.concatenate([part.considered for part in parts]),
         )
 
 
-def _padded(values: NDArray[Any], width: int, value: float) -> NDArray[Any]:
-    """(Q, C) -> (Q, width)."""
+def padded(values: NDArray[Any], width: int, value: float) -> NDArray[Any]:
+    """(Q, C) -> (Q, width).
+
+    Args:
+        values: At most `width` of each query.
+        width: Columns of the result.
+        value: What fills the others.
+    """
+    if values.shape[1] == width:
+        return values
     return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=value)
 
 

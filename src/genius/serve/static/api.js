@@ -16,7 +16,7 @@ export const key = {
 
 // The page of one collection among several is /?collection=NAME.
 const collection = new URLSearchParams(location.search).get("collection");
-const base = collection ? `${base}/collections/${encodeURIComponent(collection)}` : "v1";
+const base = collection ? `v1/collections/${encodeURIComponent(collection)}` : "v1";
 
 async function call(path, options = {}) {
   const headers = { ...(options.headers ?? {}) };
