@@ -246,5 +246,5 @@ def test_lists_of_other_things_are_refused(index: Index) -> None:
     with pytest.raises(GeniusError, match="a list of strings"):
         index.add([Item("a", text="a", metadata={"tags": [1, 2]})])
     index.add([Item("a", text="a", metadata={"tags": ["x"]})])
-    with pytest.raises(GeniusError, match="is a texts in this index"):
+    with pytest.raises(GeniusError, match="is a list of texts in this index"):
         index.add([Item("b", text="b", metadata={"tags": "x"})])
