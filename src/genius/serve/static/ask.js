@@ -6,6 +6,7 @@ import { shrink, unusable } from "./pictures.js";
 
 let onProblem = () => {};
 let defaultTarget = "image"; // what the server looks for where the address names no target
+let filled = {}; // what the address said last
 
 export async function searchWith(file) {
   const problem = unusable(file);
@@ -48,10 +49,11 @@ function submit() {
   state.go(changes);
 }
 
-// Show in the form what the address says.
+// Show in the form what the address says. Words typed since then stay until the address has others: pages are drawn while people type.
 export function fill(current) {
-  if ($("text").value.trim() !== current.q) $("text").value = current.q;
-  $("where").value = current.where;
+  if (current.q !== filled.q && $("text").value.trim() !== current.q) $("text").value = current.q;
+  if (current.where !== filled.where) $("where").value = current.where;
+  filled = { q: current.q, where: current.where };
   $("mode").value = current.mode;
   if (![...$("k").options].some((option) => option.value === current.k)) $("k").append(h("option", {}, current.k));
   $("k").value = current.k;

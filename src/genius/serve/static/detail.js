@@ -21,14 +21,16 @@ export function close() {
 export async function open(id, score) {
   running?.abort();
   running = new AbortController();
+  const { signal } = running;
   const panel = $("detail");
   const was = panel.hidden ? null : panel.dataset.id;
   if (document.activeElement?.classList.contains("card")) returnTo = document.activeElement.dataset.id;
   try {
-    const item = await api.item(id, running.signal);
+    const item = await api.item(id, signal);
+    signal.throwIfAborted();
     panel.replaceChildren(...content(item, score));
   } catch (error) {
-    if (error.name === "AbortError") return;
+    if (signal.aborted) return;
     const gone = error.status === 404;
     panel.replaceChildren(
       head(gone ? "This item is gone" : "This item cannot be shown"),

@@ -14,8 +14,7 @@ import { grid, mark, notice, summary, waiting } from "./results.js";
 import { setUpTheme } from "./theme.js";
 
 let about = null; // what /v1/info said
-let running = null; // the request on its way
-let turns = 0; // how often the address was drawn: only the latest may finish
+let running = new AbortController(); // of the address being drawn: the next one aborts it, and what is aborted puts nothing on the page
 let shown = ""; // which list is on screen, so that opening an item does not fetch it again
 let scores = new Map();
 
@@ -44,18 +43,20 @@ async function loadInfo() {
 }
 
 async function draw() {
-  const turn = ++turns;
+  running.abort();
+  running = new AbortController();
+  const { signal } = running;
   const address = location.hash; // what is drawn: it may change before its event arrives
   const results = $("results");
   results.setAttribute("aria-busy", "true");
   delete results.dataset.shown;
-  await drawState(state.read(), turn);
-  if (turn !== turns) return; // a newer address is being drawn
+  await drawState(state.read(), signal);
+  if (signal.aborted) return;
   results.setAttribute("aria-busy", "false");
   results.dataset.shown = address;
 }
 
-async function drawState(current, turn) {
+async function drawState(current, signal) {
   fill(current);
   $("nav-search").toggleAttribute("aria-current", current.codes === null && current.map === null);
   $("nav-map").toggleAttribute("aria-current", current.map !== null);
@@ -64,32 +65,31 @@ async function drawState(current, turn) {
   const wanted = JSON.stringify(list);
   if (wanted !== shown) {
     if (!item) detail.close();
-    await drawList(current, wanted);
-    if (turn !== turns) return;
+    await drawList(current, wanted, signal);
+    if (signal.aborted) return;
   }
   if (item) await detail.open(item, scores.get(item));
   else detail.close();
   mark(item);
 }
 
-async function drawList(current, wanted) {
-  running?.abort();
-  running = new AbortController();
-  const { signal } = running;
+async function drawList(current, wanted, signal) {
+  shown = ""; // until it is there
   const slow = setTimeout(() => {
+    if (signal.aborted) return;
     say("Searching …");
     put(waiting(8));
   }, 150);
   try {
     if (about === null) await loadInfo();
+    signal.throwIfAborted();
     if (current.map !== null) await showMap(current, signal);
     else if (current.codes !== null) await showCodes(current, signal);
     else if (asking(current)) await showSearch(current, signal);
     else await showStart(current, signal);
     shown = wanted;
   } catch (error) {
-    if (error.name === "AbortError") return;
-    shown = "";
+    if (signal.aborted) return;
     showError(error, current);
   } finally {
     clearTimeout(slow);
@@ -108,6 +108,7 @@ async function ask(current, signal) {
   }
   const request = { text: current.q || undefined, like: current.like || undefined, target: current.target || undefined, where: current.where || undefined, mode: current.q && current.mode ? current.mode : undefined, k: Number(current.k), minus_like: current.minus || undefined };
   const answer = await api.search(request, picture, signal);
+  signal.throwIfAborted();
   scores = new Map(answer.hits.map((hit) => [hit.id, hit.score]));
   return { request, picture, answer };
 }
@@ -123,6 +124,7 @@ async function showSearch(current, signal) {
   }
   const why = h("button", { type: "button", class: "plain small why-open", "aria-expanded": current.why ? "true" : "false", onclick: () => state.go({ why: current.why ? "" : "1" }) }, "Why these results?");
   const reasons = current.why ? h("div", { id: "why" }, await whyView(request, picture, about.items, signal)) : null;
+  signal.throwIfAborted();
   const found = summary(answer.hits.length, request, answer); // after the last wait: "Searching …" does not come back
   say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
@@ -135,6 +137,7 @@ async function showMap(current, signal) {
   const asked = asking(current) ? await ask(current, signal) : { answer: null };
   if (!asked) return;
   const parts = await mapView(current, asked.answer?.hits ?? null, open, signal);
+  signal.throwIfAborted();
   say("");
   put(...parts);
   if (!current.item) $("codes-title")?.focus({ preventScroll: true });
@@ -162,6 +165,7 @@ async function showStart(current, signal) {
   }
   const root = await api.codes("", signal);
   const parts = await startView(root, open, current.item, signal);
+  signal.throwIfAborted();
   say("");
   put(...parts);
 }
@@ -169,6 +173,7 @@ async function showStart(current, signal) {
 async function showCodes(current, signal) {
   scores = new Map();
   const answer = await api.codes(current.codes, signal);
+  signal.throwIfAborted();
   say(""); // the heading says it, and gets the focus
   put(...codesView(answer, open, current.item));
   if (!current.item) $("codes-title")?.focus({ preventScroll: true });
