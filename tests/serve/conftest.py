@@ -88,7 +88,18 @@ class Running:
     log: Path
 
     def logged(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        lines = self.log.read_text().split("\n")[:-1]  # without one that is being written
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def logged_requests(self, *ids: str) -> list[dict[str, Any]]:
+        """The lines of requests with these `X-Request-ID`: they are written after the answers."""
+        deadline = time.monotonic() + 60
+        while True:
+            found = [line for line in self.logged() if line["event"] == "request" and line["request_id"] in ids]
+            if len(found) == len(ids):
+                return found
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
@@ -137,7 +148,7 @@ def start_server(
         deadline = time.monotonic() + 180
         while True:
             try:
-                if httpx.get(f"{running.url}/readyz", trust_env=False, verify=verify).status_code == 200:
+                if httpx.get(f"{running.url}/readyz", trust_env=False, verify=verify, timeout=60).status_code == 200:
                     return running
             except httpx.HTTPError:
                 pass
@@ -149,7 +160,7 @@ def start_server(
         if running.process.poll() is None:
             running.process.terminate()
             try:
-                running.process.wait(20)
+                running.process.wait(60)
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 running.process.wait()

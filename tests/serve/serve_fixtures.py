@@ -90,13 +90,15 @@ class SlowIndex:
         self.go = threading.Event()
         self.entered = threading.Event()
         self.asked: list[tuple[int, str | None]] = []  # (queries, where)
+        self.texts: list[str | None] = []  # of all queries, in the order in which they were run
         self.wrote: list[str] = []
         self.fails = False
 
     def search_each(self, queries: Sequence[Query], requests: Sequence[SearchRequest]) -> list[Hits]:
         self.asked += [(count, where) for where, count in Counter(request.where for request in requests).items()]
+        self.texts += [query.text for query in queries]
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         if any(request.where == "bad" for request in requests):
             raise GeniusError("where: unknown column 'bad'")
         if any(query.text == "crash" for query in queries):
@@ -108,7 +110,7 @@ class SlowIndex:
         return Hit(item_id, score, (1, 2), Item(item_id, text="t"), Modality.TEXT)
 
     def upsert(self, items: Iterable[Item]) -> Any:
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         if self.fails:
             raise GeniusError("no room for that")
         self.wrote += [item.id for item in items]

@@ -186,5 +186,5 @@ class TestCollections:
 def test_two_indexes_on_the_command_line(start_server: Callable[..., Any], make_index: Callable[..., Index]) -> None:
     other = make_index(3).path
     server = start_server(f"more={other}", items=6)
-    found = httpx.get(f"{server.url}/v1/collections", trust_env=False).json()["collections"]
+    found = httpx.get(f"{server.url}/v1/collections", trust_env=False, timeout=60).json()["collections"]
     assert [(one["name"], one["items"]) for one in found] == [("shapes", 6), ("more", 3)]

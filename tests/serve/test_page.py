@@ -341,7 +341,7 @@ def test_busy_and_unreachable_servers_are_explained(open_page: Callable[..., Any
     page.unroute("**/v1/search")
     page.route("**/v1/search", lambda route: route.abort())
     page.click("text=Try again")
-    until(page, "document.querySelector('.notice').textContent.includes('does not answer')")
+    until(page, "document.querySelector('.notice')?.textContent.includes('does not answer')")
     page.unroute("**/v1/search")
     page.click("text=Try again")
     page.wait_for_selector("#results .score")
@@ -351,13 +351,14 @@ def test_markup_in_items_is_text(open_page: Callable[..., Any], live: Any) -> No
     import httpx
 
     evil = "<img src=x onerror=\"document.title='owned'\"> <b>bold</b>"
-    httpx.put(f"{live.url}/v1/items/evil", json={"text": evil, "metadata": {"colour": "<script>1</script>"}}, trust_env=False)
+    item = {"text": evil, "metadata": {"colour": "<script>1</script>"}}
+    httpx.put(f"{live.url}/v1/items/evil", json=item, trust_env=False, timeout=60)
     try:
         page = open_page("#q=" + "bold&item=evil")
         page.wait_for_selector("#detail .path")
         assert evil in page.inner_text("#detail") and page.title() == "GENIUS search"
     finally:
-        httpx.delete(f"{live.url}/v1/items/evil", trust_env=False)
+        httpx.delete(f"{live.url}/v1/items/evil", trust_env=False, timeout=60)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -557,6 +558,7 @@ def shelf(start_server: Callable[..., Any]) -> Any:
 def test_pictures_are_added_by_dropping_them(open_page: Callable[..., Any], shelf: Any) -> None:
     page = open_page(url=shelf.url)
     cards(page)
+    stop_the_clock(page)  # messages are shown for some seconds, and both are looked at below
     before = int(page.inner_text("#count").split()[0])
     drop(page, encoded(draw("ring", "blue")), "new ring.png", "image/png", zone="change")
     page.wait_for_selector("#add-dialog[open]")
@@ -585,6 +587,7 @@ def test_pictures_are_added_by_dropping_them(open_page: Callable[..., Any], shel
 def test_several_pictures_and_words_alone_and_what_is_no_picture(open_page: Callable[..., Any], shelf: Any) -> None:
     page = open_page(url=shelf.url)
     cards(page)
+    stop_the_clock(page)
     before = int(page.inner_text("#count").split()[0])
     several = [(encoded(draw("bar", colour)), f"bar-{colour}.png", "image/png") for colour in ("red", "blue")]
     drop_all(page, [*several, (b"%PDF-1.7", "paper.pdf", "application/pdf"), (b"\x89PNG broken", "broken.png", "image/png")])
@@ -708,8 +711,8 @@ def test_near_duplicates_stand_beside_an_item(open_page: Callable[..., Any], liv
     import httpx
 
     body = {"text": "red circle again", "metadata": {"colour": "red"}}
-    item = httpx.get(f"{live.url}/v1/items/circle%20red%20text", trust_env=False).json()
-    httpx.put(f"{live.url}/v1/items/twin", json={**body, "text": item["text"]}, trust_env=False)
+    item = httpx.get(f"{live.url}/v1/items/circle%20red%20text", trust_env=False, timeout=60).json()
+    httpx.put(f"{live.url}/v1/items/twin", json={**body, "text": item["text"]}, trust_env=False, timeout=60)
     try:
         page = open_page("#q=red+circle&item=twin")
         page.wait_for_selector(".twin")
@@ -717,7 +720,7 @@ def test_near_duplicates_stand_beside_an_item(open_page: Callable[..., Any], liv
         page.click(".twin >> nth=0")
         until(page, "location.hash.includes('item=') && !location.hash.includes('item=twin')")
     finally:
-        httpx.delete(f"{live.url}/v1/items/twin", trust_env=False)
+        httpx.delete(f"{live.url}/v1/items/twin", trust_env=False, timeout=60)
 
 
 SCREENS = ("", "#q=red+circle&target=image&why=1&item=circle%2Fred.png", "#codes=0", "#map=", "#map=plane")

@@ -49,7 +49,7 @@ def test_a_service_logs_queries_from_which_the_index_learns(
         unlikely = client.post("/v1/search", json={"text": "a red circle", "min_probability": 0.5}).json()
         assert client.post("/v1/search", json={"text": "a red circle", "min_probability": 2}).status_code == 422
     server.process.terminate()
-    server.process.wait(30)
+    server.process.wait(60)
     assert likely["hits"] and not unlikely["hits"]
     assert unlikely["why"].startswith("nothing like that here") and unlikely["answerable"] < 0.1
     text = log.read_text()

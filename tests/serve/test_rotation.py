@@ -159,9 +159,9 @@ def test_tls_by_two_options(start_server: Callable[..., Any], certificate: tuple
     with GeniusClient(server.url, certificate=cert) as client:
         assert client.search("a red circle", k=2).hits and client.ready()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.url}/healthz", trust_env=False)  # unknown to the system
+        httpx.get(f"{server.url}/healthz", trust_env=False, timeout=60)  # unknown to the system
     with pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(f"{server.url.replace('https', 'http')}/healthz", trust_env=False)
+        httpx.get(f"{server.url.replace('https', 'http')}/healthz", trust_env=False, timeout=60)
 
 
 def test_tls_files_that_do_not_fit_are_refused(certificate: tuple[Path, Path], tmp_path: Path) -> None:

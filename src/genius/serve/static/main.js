@@ -70,7 +70,7 @@ async function drawState(current, signal) {
   }
   if (item) await detail.open(item, scores.get(item));
   else detail.close();
-  mark(item);
+  if (!signal.aborted) mark(item);
 }
 
 async function drawList(current, wanted, signal) {
