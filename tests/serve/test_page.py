@@ -133,6 +133,7 @@ def test_the_page_of_another_collection(
 ) -> None:
     url = start_server(f"few={make_index(9).path}").url
     page = open_page("?collection=few", url)
+    settled(page)
     assert page.inner_text("#count") == "9 items"
     found = search(page, "a red circle on white paper")
     assert 0 < len(found) <= 9
