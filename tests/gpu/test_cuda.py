@@ -89,6 +89,17 @@ def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, 
         assert (on_cpu.rows == on_gpu.rows).mean() > 0.99
 
 
+def test_a_beam_search_moves_its_trie_to_the_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor on "cuda" says "cuda:0"."""
+    generator, quantizer = model()
+    codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
+    engine = SearchEngine(generator.to("cuda"), quantizer.to("cuda"), CodeTrie.build(codes, SIZES), None, "cuda")
+    params = SearchParams(beams=5, rerank=0, reranker="none")
+    engine.search(torch.zeros(2, 64), k=3, params=params)
+    monkeypatch.setattr(CodeTrie, "_place", lambda *_: pytest.fail("the trie was moved again"))
+    engine.search(torch.zeros(2, 64), k=3, params=params)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_kernel_looks_up_what_plain_operations_look_up(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells of any size, empty ones too; more candidates than there are items in the cells."""

@@ -20,6 +20,7 @@ from genius import Genius, GeniusError, Index, Query, files
 from genius.index import learned
 from genius.index.learning import QueryLog, read_log
 from genius.index.paths import LEARNED
+from genius.model.query_bank import QueryBank
 from genius.search import SearchParams, SearchRequest
 from genius.types import Item
 
@@ -133,6 +134,47 @@ def test_what_is_refused_changes_nothing(filled: Index, log: list[Any], line: st
         filled.learn(log)
     assert "\n" not in str(caught.value)
     assert not (filled.path / LEARNED).exists()
+
+
+def test_what_was_learned_before_survives_a_log_that_is_refused(filled: Index) -> None:
+    filled.learn(queries_near(filled, "item 7", 100))
+    before = (filled.path / LEARNED).read_bytes()
+    hits = [(hit.id, hit.score) for hit in filled.search("thing 7")]
+    nan = {"vector": [float("nan")] * filled.about.width, "query_modality": "text"}
+    for log in ([], ["the same"] * 500, [*queries_near(filled, "item 9", 100), nan], [{"vector": "AAAA", "fingerprint": "0123"}]):
+        with pytest.raises(GeniusError):
+            filled.learn(log)
+    assert (filled.path / LEARNED).read_bytes() == before
+    assert [(hit.id, hit.score) for hit in filled.search("thing 7")] == hits
+
+
+def own_bank(index: Index, weight: float) -> QueryBank:
+    """Real queries of a model, near one item, whose weight held-out queries have chosen."""
+    near = queries_near(index, "item 7", 400, seed=5)
+    text = np.ones(400, np.int64)
+    weights = np.full((3, 3), weight, np.float32)
+    z = np.array([entry["vector"] for entry in near], np.float32)
+    return QueryBank(z, text, text, bias_weights=weights, bias_temperatures=np.full((3, 3), 0.05, np.float32))
+
+
+def test_queries_of_another_encoder_that_hide_it_are_refused(filled: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of the same width without a fingerprint: they look nowhere near the items."""
+    monkeypatch.setattr(filled.model, "queries", own_bank(filled, 0.65))
+    log = [{"vector": row.tolist(), "query_modality": "text", "target": "text"} for row in vectors(300, filled.about.width, 77)]
+    with pytest.raises(GeniusError, match=r"no direction .* have nothing to do with this collection: the index is unchanged$"):
+        filled.learn(log)
+    assert not (filled.path / LEARNED).exists()
+
+
+@pytest.mark.parametrize("weight", [0.65, 0.0])
+def test_a_short_log_keeps_what_the_model_chose(filled: Index, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """70 queries alone would have a weight near .1; the model's own bank completes them and keeps its weight."""
+    monkeypatch.setattr(filled.model, "queries", own_bank(filled, weight))
+    found = filled.learn(queries_near(filled, "item 7", 70))
+    assert found.queries >= 64
+    assert found.directions[0].weight == pytest.approx(weight)
+    assert found.directions[0].queries == found.queries + 400
+    assert filled.info()["learned"]["queries"] == found.queries
 
 
 @pytest.mark.parametrize("length", [1e30, 1e-30])

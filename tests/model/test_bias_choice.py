@@ -11,6 +11,7 @@ from genius.model.bias_choice import (
     agreement,
     choose,
     choose_crossed,
+    complete,
     fitting,
     shrink,
 )
@@ -98,6 +99,64 @@ def test_what_is_chosen_never_loses_by_more_than_chance_on_other_queries(hubness
     assert hubness < 0.8 or bias.any()
 
 
+def reciprocal_ranks(queries: np.ndarray, positives: list[list[int]], items: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return bias_choice._reciprocal_ranks(queries @ items.T, [np.array(own) for own in positives], bias)
+
+
+@pytest.mark.parametrize("clicked", [False, True])
+@pytest.mark.parametrize("log", ["like the others", "of one item"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_short_log_does_not_lose_what_the_model_knew(clicked: bool, log: str, seed: int) -> None:
+    """70 queries alone would get a weight near .1 in place of the model's own, and 70 of one item push that item down."""
+    items, queries, positives = hub_like(10 * seed, 0.8)
+    modality = np.zeros(len(items), np.int64)
+    judged = JudgedQueries(queries[300:600], np.full(300, TEXT), np.full(300, IMAGE), positives[300:600])
+    known = choose(bank(queries[:300]), judged, items, modality)
+    assert known.bias_weight(TEXT, IMAGE) > 0
+    short = queries[600:670]
+    of_short = positives[600:670]
+    if log == "of one item":
+        short = normalized(items[:1] + 0.7 * unit(70, 77 + seed))
+        of_short = [[0]] * 70
+    if clicked:
+        rows = list(range(70))
+        taught = JudgedQueries(short, np.full(70, TEXT), np.full(70, IMAGE), of_short)
+        learned = choose_crossed(bank(short), taught, rows, items, modality, known)
+    else:
+        learned = shrink(bank(short), items, modality, known)
+    plain, before, after = (
+        reciprocal_ranks(queries[670:], positives[670:], items, bias)
+        for bias in (np.zeros(len(items), np.float32), known.item_bias(items, TEXT, IMAGE), learned.item_bias(items, TEXT, IMAGE))
+    )
+    assert before.mean() > plain.mean()
+    assert after.mean() >= 0.98 * before.mean()
+
+
+@pytest.mark.parametrize("hubness", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("queries_in_log", [64, 100, 300])
+def test_a_short_log_of_a_model_without_a_bank_loses_nothing(hubness: float, queries_in_log: int) -> None:
+    gains = []
+    for seed in range(4):
+        items, queries, positives = hub_like(10 * seed, hubness)
+        learned = shrink(bank(queries[:queries_in_log]), items, np.zeros(len(items), np.int64))
+        bias = learned.item_bias(items, TEXT, IMAGE)
+        none = reciprocal_ranks(queries[300:], positives[300:], items, 0 * bias)
+        gains.append(reciprocal_ranks(queries[300:], positives[300:], items, bias).mean() / none.mean())
+    assert min(gains) >= 0.98 and np.mean(gains) >= 0.995
+
+
+def test_the_models_own_queries_complete_a_bank_up_to_enough() -> None:
+    known = bank(unit(3000, 1))
+    for count, expected in ((70, bias_choice.ENOUGH), (bias_choice.ENOUGH, bias_choice.ENOUGH), (2500, 2500)):
+        log = bank(unit(count, 2))
+        completed, chosen = complete(log, known)
+        assert len(completed) == expected
+        assert np.array_equal(completed.z[:count], log.z)
+        assert bool(chosen) == (count < bias_choice.ENOUGH)
+    assert complete(log, None)[0] is log
+    assert len(complete(bank(unit(70, 2)), bank(unit(3000, 1), real=False))[0]) == 70
+
+
 def test_codes_take_no_bias_that_gains_for_vectors_alone() -> None:
     items, queries, positives = hubs()
     modality = np.zeros(len(items), np.int64)
@@ -183,7 +242,7 @@ def test_a_query_is_judged_by_the_other_half(monkeypatch: pytest.MonkeyPatch) ->
     rows = list(range(10, 110))
     judged = JudgedQueries(z[rows], np.full(100, TEXT), np.full(100, IMAGE), [[0]] * 100)
     folds: list[tuple[QueryBank, JudgedQueries]] = []
-    monkeypatch.setattr(bias_choice, "_with_best", lambda known, parts, *_: folds.extend(parts) or known)
+    monkeypatch.setattr(bias_choice, "_with_best", lambda known, parts, *_, **__: folds.extend(parts) or known)
     choose_crossed(bank(z), judged, rows, unit(5, 13), np.zeros(5, np.int64))
     assert [len(own.z) for _, own in folds] == [50, 50]
     for part, own in folds:

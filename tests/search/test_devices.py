@@ -59,6 +59,13 @@ def test_flat_and_scan_import_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_device_has_one_set_of_operations_by_whatever_name() -> None:
+    """Where a tensor says that it is ("cuda:0") is where it was asked for ("cuda"): else a search would move its trie again."""
+    assert tensor_arrays("cpu:0") is tensor_arrays("cpu") is tensor_arrays(torch.empty(0, device="cpu:0").device)
+    trie = CodeTrie.build(np.zeros((4, 2), np.int64), (3, 2)).on(tensor_arrays("cpu:0"))
+    assert trie.on(tensor_arrays(torch.device("cpu"))) is trie
+
+
 def unit(count: int, width: int, seed: int) -> torch.Tensor:
     return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1)
 

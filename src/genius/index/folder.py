@@ -474,7 +474,7 @@ def _learned(folder: Path, about: About) -> dict[str, Any] | None:
         return None
     found = learned.learned_metadata(folder)
     return {
-        "queries": len(bank),
+        "queries": int(found.get("queries", len(bank))),
         "time": found.get("learned"),
         "version": int(found.get("version", "0")),
         "chosen_by": found.get("chosen_by"),

@@ -19,7 +19,7 @@ from genius.index.paths import LEARNED, remove
 from genius.model.query_bank import MODALITIES, QueryBank
 from genius.types import Modality
 
-MAX_DIGITS = 18  # of the version of an index
+MAX_DIGITS = 18  # of a number in the metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Direction:
     Args:
         query: Modality of the queries.
         target: Modality that they want.
-        queries: How many there are.
+        queries: How many there are, with those of the model that complete a short log.
         weight: w of the item bias; 0: no correction.
         temperature: t of it.
     """
@@ -46,7 +46,7 @@ class Learned:
     """What an index has learned from queries.
 
     Args:
-        queries: Different queries that are kept.
+        queries: Different queries of the log that are kept.
         directions: What follows for each direction that has enough of them.
         version: Of the index when they were learned.
         chosen_by: "positives" where the log had enough of them, else "agreement".
@@ -143,9 +143,10 @@ def learned_metadata(folder: Path) -> dict[str, str]:
             about = dict(file.metadata() or {})
     except (OSError, SafetensorError, MemoryError):
         return {}
-    version = about.get("version", "0")
-    if not version.isdecimal() or len(version) > MAX_DIGITS:  # the folder may be anybody's
-        return {}
+    for name in ("version", "queries"):
+        number = about.get(name, "0")
+        if not number.isdecimal() or len(number) > MAX_DIGITS:  # the folder may be anybody's
+            return {}
     return about
 
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,7 +146,6 @@ def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress
             f"no direction (such as text -> image) has {FEWEST} different queries{left_out}: the index is unchanged"
         )
     bank, chosen_by = _chosen(bank, [entries[owner] for owner in owners], items, modality, place, state.model.queries)
-    bank = _with_model(bank, state.model.queries)
     with state.write_lock.hold():
         version = state.reader().version  # refused if it was replaced since the queries were embedded
         about = {
@@ -155,6 +154,7 @@ def _learned(state: Index, entries: list[LoggedQuery], skipped: int, on_progress
             "version": str(version),
             "learned": datetime.now(UTC).isoformat(timespec="seconds"),
             "chosen_by": chosen_by,
+            "queries": str(len(rows)),
         }
         learned.save(state.path, bank, about)
     state.follow_learned()
@@ -310,28 +310,6 @@ def _chosen(
         return shrink(bank, items, modality, known), "agreement"
     judged = JudgedQueries(bank.z[rows], bank.modality[rows], bank.target[rows], [positives[row] for row in rows])
     return choose_crossed(bank, judged, rows, items, modality, known), "positives"
-
-
-def _with_model(bank: QueryBank, known: QueryBank | None) -> QueryBank:
-    """The bank, with the model's own queries of directions that it lacks."""
-    if known is None or not known.real:
-        return bank
-    missing = [pair for pair in known.directions() if pair not in bank.directions()]
-    if not missing:
-        return bank
-    assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
-    parts = [bank]
-    for query, target in missing:
-        parts.append(known.subset(known.in_direction(query, target)))
-        bank.bias_weights[query, target] = known.bias_weight(query, target)
-        bank.bias_temperatures[query, target] = known.temperature(query, target)
-        bank.code_shares[query, target] = known.code_share(query, target)
-    return replace(
-        bank,
-        z=np.concatenate([part.z for part in parts]),
-        modality=np.concatenate([part.modality for part in parts]),
-        target=np.concatenate([part.target for part in parts]),
-    )
 
 
 # -- collecting --------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """How strongly the item bias of a query bank is applied: weight and temperature of each direction.
 
+A bank with few queries of a direction is completed by the model's own queries, where it has real ones, and starts from what was
+chosen for these: an index that learns from a short log must not lose the correction that it had (`complete`).
 Without known positives (`shrink`): the weight falls with what speaks against the bank. Few queries: n / (n + 500). Queries that
 disagree: the correlation of the biases that two halves of them give (corrected to the full length by Spearman and Brown). Queries
 that have nothing to do with the collection: those whose best item is less similar than the best item of nearly all known queries
@@ -12,8 +14,9 @@ hits for vectors lost some for codes. Knows arrays; nothing of indexes and files
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ TEMPERATURES = (0.03, 0.05, 0.1)
 WEIGHTS = (0.25, 0.5, 0.75)
 FEWEST_JUDGED = 50  # queries with positives below which a direction is not judged
 MOST_JUDGED = 1000
+ENOUGH = 2000  # queries of a direction to which the model's own ones add nothing
 FEWEST_ITEMS = 500  # that no training query shows, below which all items are searched
 MOST_ITEMS = 100_000  # of a direction that queries are judged on, beside all positives
 ERRORS = 2.0  # standard errors by which a choice must be better than the weight that needs no positives
@@ -48,6 +52,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Choice = tuple[float, float]  # temperature, weight
+NO_START: Mapping[tuple[int, int], Choice] = MappingProxyType({})
 Fold = tuple[QueryBank, "JudgedQueries"]  # what a bias is made of, and other queries that judge it
 
 
@@ -115,13 +120,14 @@ def choose_crossed(
         rows: Row in the bank of each judged query.
         items: (N, D) unit vectors.
         item_modality: (N,).
-        known: The model's own queries, which say how much of a bias scores made of codes take.
+        known: The model's own queries, which complete a small bank, and say how much of a bias scores made of codes take.
     """
+    bank, completed = complete(bank, known)
     even = [place for place, row in enumerate(rows) if row % 2 == 0]
     odd_places = [place for place, row in enumerate(rows) if row % 2]
     half = np.arange(len(bank)) % 2 == 0
     folds = [(bank.subset(~half), judged.take(even)), (bank.subset(half), judged.take(odd_places))]
-    chosen = _with_best(bank, folds, _Items.of(items, item_modality, None))
+    chosen = _with_best(bank, folds, _Items.of(items, item_modality, None), start=completed)
     return replace(chosen, code_shares=_known_code_shares(known))
 
 
@@ -132,15 +138,53 @@ def shrink(bank: QueryBank, items: Any, item_modality: Any, known: QueryBank | N
         bank: Any queries.
         items: (N, D) unit vectors.
         item_modality: (N,).
-        known: The model's own queries; what held-out queries of training chose for them limits the weights, and says how much
-            of a bias scores made of codes take.
+        known: The model's own queries, which complete a small bank; what held-out queries of training chose for them limits the
+            weights, and says how much of a bias scores made of codes take.
     """
     most = np.full((MODALITIES, MODALITIES), UNJUDGED_WEIGHT, np.float32)
+    chosen_before: dict[tuple[int, int], Choice] = {}
     if known is not None and known.bias_weights is not None:
-        for query, target in known.directions():
-            most[query, target] = known.bias_weights[query, target]
+        for direction in known.directions():
+            chosen_before[direction] = known.temperature(*direction), known.bias_weight(*direction)
+            most[direction] = known.bias_weight(*direction)
+    bank, completed = complete(bank, known)
     shrunk = _by_agreement(bank, np.asarray(items, np.float32), np.asarray(item_modality), most)
+    assert shrunk.bias_weights is not None and shrunk.bias_temperatures is not None
+    for direction, (temperature, _) in chosen_before.items():
+        shrunk.bias_temperatures[direction] = temperature
+    for direction, (_, weight) in completed.items():
+        shrunk.bias_weights[direction] = weight
     return replace(shrunk, code_shares=_known_code_shares(known))
+
+
+def complete(bank: QueryBank, known: QueryBank | None) -> tuple[QueryBank, dict[tuple[int, int], Choice]]:
+    """The bank with the model's own queries of directions in which it has fewer than `ENOUGH`; and what was chosen for these.
+
+    Args:
+        bank: Any queries; they come first.
+        known: The model's own queries; None or synthetic ones: the bank stays as it is.
+
+    Returns:
+        The bank, and temperature and weight of the model's own queries in each direction that they complete.
+    """
+    completed: dict[tuple[int, int], Choice] = {}
+    if known is None:
+        return bank, completed
+    parts = [bank]
+    random = np.random.default_rng(0)
+    for query, target in known.directions():
+        missing = ENOUGH - int(bank.in_direction(query, target).sum())
+        if missing <= 0:
+            continue
+        own = np.flatnonzero(known.in_direction(query, target))
+        drawn = np.zeros(len(known), bool)
+        drawn[random.permutation(own)[:missing]] = True
+        parts.append(known.subset(drawn))
+        completed[query, target] = known.temperature(query, target), known.bias_weight(query, target)
+    z = np.concatenate([part.z for part in parts])
+    modality = np.concatenate([part.modality for part in parts])
+    target_modality = np.concatenate([part.target for part in parts])
+    return replace(bank, z=z, modality=modality, target=target_modality), completed
 
 
 def _by_agreement(bank: QueryBank, items: Floats, item_modality: Ints, most: Floats) -> QueryBank:
@@ -225,21 +269,44 @@ class _Items:
         return cls(np.asarray(vectors, np.float32), np.asarray(modality), reconstructed)
 
 
-def _with_best(bank: QueryBank, folds: Sequence[Fold], items: _Items, shown: Bools | None = None) -> QueryBank:
-    """`bank` with the best numbers of each direction over all folds; by agreement where too few queries are judged."""
+def _with_best(
+    bank: QueryBank,
+    folds: Sequence[Fold],
+    items: _Items,
+    shown: Bools | None = None,
+    start: Mapping[tuple[int, int], Choice] = NO_START,
+) -> QueryBank:
+    """`bank` with the best numbers of each direction over all folds.
+
+    Args:
+        bank: The bank.
+        folds: What judges it.
+        items: Of the collection.
+        shown: As in `choose`.
+        start: Temperature and weight of directions for which other held-out queries have chosen them; they stay unless others are
+            better by more than chance for queries that want at least `FEWEST_JUDGED` different items. Elsewhere a direction
+            starts from agreement.
+    """
     most = np.full((MODALITIES, MODALITIES), JUDGED_WEIGHT, np.float32)
     bank = _by_agreement(bank, items.vectors, items.modality, most)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
     for query, target in bank.directions():
         rows = _candidates(items.modality == target, [judged for _, judged in folds], shown)
-        unjudged = (TEMPERATURE, float(bank.bias_weights[query, target]))
+        chosen_before = start.get((query, target))
+        if chosen_before is not None:
+            bank.bias_temperatures[query, target], bank.bias_weights[query, target] = chosen_before
+        unjudged = (float(bank.bias_temperatures[query, target]), float(bank.bias_weights[query, target]))
         pairs = {(temperature, weight) for temperature in TEMPERATURES for weight in (0.0, *WEIGHTS)} | {unjudged}
         judged_folds = [_JudgedFold.of(fold, query, target, items.vectors, rows) for fold in folds]
         judged_folds = [fold for fold in judged_folds if len(fold.bank) >= FEWEST // 2 and len(fold.positives)]
-        if sum(len(fold.positives) for fold in judged_folds) < FEWEST_JUDGED:
-            bank.bias_weights[query, target] = min(unjudged[1], UNJUDGED_WEIGHT)
+        judged_queries = sum(len(fold.positives) for fold in judged_folds)
+        wanted = {int(place) for fold in judged_folds for places in fold.positives for place in places}
+        if judged_queries < FEWEST_JUDGED or (chosen_before is not None and len(wanted) < FEWEST_JUDGED):
+            if chosen_before is None:
+                bank.bias_weights[query, target] = min(unjudged[1], UNJUDGED_WEIGHT)
             continue
-        temperature, weight = _best_choice(_values(judged_folds, items.vectors, rows, pairs), unjudged)
+        values = _values(judged_folds, items.vectors, rows, pairs)
+        temperature, weight = _best_choice(values, unjudged, chosen_before is not None)
         bank.bias_weights[query, target] = weight
         bank.bias_temperatures[query, target] = temperature
         if weight and items.reconstructed is not None:
@@ -304,14 +371,16 @@ def _candidates(wanted: Bools, judged: Sequence[JudgedQueries], shown: Bools | N
     return np.unique(np.concatenate([sample, np.array(positives, np.int64)]))
 
 
-def _best_choice(values: dict[Choice, Floats], unjudged: Choice) -> Choice:
+def _best_choice(values: dict[Choice, Floats], unjudged: Choice, judged_before: bool = False) -> Choice:
     """The pair (t, w) of the largest mean if it is better than `unjudged` by more than chance, else `unjudged`.
 
-    Weight 0 where that is not better than none by more than chance.
+    Weight 0 where that is not better than none by more than chance, unless other queries have chosen it before.
     """
     best = max(values, key=lambda pair: float(values[pair].mean()))
     if not _better(values[best], values[unjudged], ERRORS):
         best = unjudged
+        if judged_before:
+            return best
     none = next(ranks for (_, weight), ranks in values.items() if not weight)
     if _better(values[best], none, CHANCE):
         return best

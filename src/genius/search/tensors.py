@@ -112,8 +112,8 @@ def _arrays_of(device: torch.device) -> TensorArrays:
 
 
 def tensor_arrays(device: str | torch.device) -> TensorArrays:
-    """The operations of a device: the same object for the same device."""
-    return _arrays_of(torch.device(device))
+    """The operations of a device: the same object for the same device, by whatever name ("cuda" is one of "cuda:0", ...)."""
+    return _arrays_of(torch.empty(0, device=device).device)
 
 
 class TensorVectors:
