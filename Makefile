@@ -46,7 +46,7 @@ test: setup browser lint  ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve
 	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve
 
-test-ray: setup  ## indexing and training on Ray: tests that the suite skips without the extra
+test-ray: setup  ## indexing on Ray: tests that the suite skips without the extra
 	$(PIP) -e '.[ray]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale 'tests/site/test_tutorials.py::test_a_tutorial_runs_from_top_to_bottom[scale]'
 

@@ -14,7 +14,6 @@ A new operation is one entry of `OPERATIONS`.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
 import shutil
@@ -50,8 +49,7 @@ from genius.index.ingest import IngestConfig
 from genius.index.ledger import Ledger
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
-from genius.scale.bulk import BulkConfig, bulk_index
-from genius.scale.parts import PartIndexer
+from genius.scale.bulk import BulkConfig, PartEncoder, bulk_index
 
 CLASSES = {"open": 1, "write": 2, "sync": 4, "rename": 8, "link": 16, "unlink": 32, "mkdir": 64, "read": 128, "mmap": 256}
 WRITES = sum(CLASSES[name] for name in ("open", "write", "sync", "rename", "link", "unlink", "mkdir"))
@@ -63,10 +61,6 @@ CAN_BE_SHORT = 4
 COUNT = 0
 SECONDS = 60.0
 SHIM = "GENIUS_FAULTS"
-
-WITH_LANCE = importlib.util.find_spec("lance") is not None  # the extra `ray`
-if WITH_LANCE:
-    import lance  # noqa: F401
 
 Contents = dict[str, Any]
 Step = Callable[[Path, Genius], object]
@@ -296,15 +290,15 @@ def open_building_a_cache(folder: Path, model: Genius) -> Contents:
 
 
 def bulk(folder: Path, model: Genius) -> None:
-    """The workers' part is done here, one part after the other."""
+    """Workers' parts are encoded here. All texts are one part, which is one commit."""
 
-    def in_turn(work: Any) -> None:
-        writer = PartIndexer(*work.arguments())
-        for part in work.parts:
-            writer.write(part, work.first[part.name])
+    def in_turn(task: Any, parts: Any, say: Any) -> Any:
+        encoder = PartEncoder(task)
+        for part in parts:
+            yield part, encoder.encode(part)
 
-    parts = BulkConfig(part_rows=2, thumbnails=0, device="cpu")
-    bulk_index([folder.parent / "texts"], folder / "x.genius", model, IngestConfig(), parts, spread=in_turn)  # type: ignore[arg-type]
+    config = BulkConfig(thumbnails=0, device="cpu")
+    bulk_index([folder.parent / "texts"], folder / "x.genius", model, IngestConfig(), config, spread=in_turn)  # type: ignore[arg-type]
 
 
 def own_model(folder: Path, model: Genius) -> None:
@@ -417,15 +411,14 @@ OPERATIONS: dict[str, Operation] = {
     "create": Operation(
         lambda f, m, i: Index(f / "x.genius", m, thumbnails=0).add(things(0, 3)), {"nothing": ()}, opens=False, partly=True
     ),
-}
-if WITH_LANCE:
-    OPERATIONS["bulk"] = Operation(
+    "bulk": Operation(
         lambda f, m, i: bulk(f, m),
         {"fragments": (base, sources), "interrupted": (base, die_before_the_ledger, sources)},
         opens=False,
         finish=bulk,
         completes=True,
-    )
+    ),
+}
 
 
 # -- one injection -----------------------------------------------------------------------------------------------
@@ -707,9 +700,8 @@ def left_over(folder: Path) -> Iterator[str]:
     for path in folder.glob("*.genius/*"):
         hidden = path.name.startswith(".") and path.name != ".lock"
         origin = path.name == ORIGIN and path.parent.name != "x.genius"
-        staged = path.name == "staging" and [child.name for child in path.iterdir()] not in ([], [".lock"])
         features = path.name == "reencoded" and any(child.is_dir() for child in path.iterdir())
-        if hidden or origin or staged or features or path.name == "encoded":
+        if hidden or origin or features or path.name == "encoded":
             yield str(path.relative_to(folder))
     for path in folder.glob("*.genius/cache/.building-*"):
         yield str(path.relative_to(folder))

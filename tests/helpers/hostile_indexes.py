@@ -241,7 +241,6 @@ def all_hostile() -> list[Hostile]:
         ),
         Hostile("beside: a replacement with other things in it", _strange_replacement, opens=True),
         Hostile("swap: no index, but two links that look like a swap", _linked_swap),
-        Hostile("staging: a job of nonsense", _staging, opens=True),
         Hostile("published.json: nonsense", lambda h, i: _text(i / "published.json", "{" * 9999), opens=True),
     ]
     return found
@@ -369,8 +368,3 @@ def _linked_swap(home: Path, index: Path) -> None:
     index.rename(home / "docs" / "index")
     (home / ".x.genius.next").symlink_to(home / "docs" / "index")
     (home / ".x.genius.previous").symlink_to(home / "docs" / "index")
-
-
-def _staging(home: Path, index: Path) -> None:
-    (index / "staging").mkdir()
-    (index / "staging" / "job.json").write_text('{"first": "../../docs"}')

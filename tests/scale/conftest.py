@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import pickle
+from collections.abc import Callable, Sequence
 
 import pytest
 from fake_encoder import fake_model, register
 from scale_fixtures import Killed
+
+from genius.scale.bulk import Part, PartEncoder, Results, Say, Spread, Task
 
 register()
 
@@ -20,19 +22,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def in_turn() -> Callable[..., Callable[[Any], None]]:
-    """A way to do parts without Ray: one after the other, here; killed after the first `parts`."""
+def in_turn() -> Callable[..., Spread]:
+    """A way to encode parts without Ray: one after the other, here; killed after the first `most`."""
 
-    def spread(parts: int = 10**9) -> Callable[[Any], None]:
-        def run(work: Any) -> None:
-            from genius.scale.parts import PartIndexer
-
-            writer = PartIndexer(*work.arguments())
-            for number, part in enumerate(work.parts):
-                if number == parts:
+    def spread(most: int = 10**9) -> Spread:
+        def run(task: Task, parts: Sequence[Part], say: Say) -> Results:
+            encoder = PartEncoder(task)
+            for number, part in enumerate(parts):
+                if number == most:
                     raise Killed
-                done, _ = writer.write(part, work.first[part.name])
-                work.tell(done, 0)
+                yield part, pickle.loads(pickle.dumps(encoder.encode(part)))
 
         return run
 

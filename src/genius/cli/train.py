@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from genius.cli.common import command, console, emit, feature_progress, kept_if_interrupted, setting, tell
-from genius.cli.index import DeviceOption, RayOption
+from genius.cli.index import DeviceOption
 from genius.errors import GeniusError
 
 
@@ -35,8 +35,6 @@ def train(
     ),
     listing: bool = typer.Option(False, "--list", help="List the built-in configs and exit."),
     device: DeviceOption = "auto",
-    ray: RayOption = None,
-    workers: int = typer.Option(0, metavar="N", min=0, help="With --ray: number of processes. 0: one per GPU, or two."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print no progress on stderr."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object on stdout."),
 ) -> None:
@@ -69,12 +67,6 @@ def train(
     if device != "auto":
         overrides["device"] = device
     settings = read_train_config(config, overrides)
-    if ray is not None:
-        from genius.scale.training import train_on_ray
-
-        result = train_on_ray(settings, ray, workers, quiet or as_json)
-        tell({"output": settings.output, **result}, settings.output, as_json)
-        return
     from genius.train import train as run
     from genius.train.journal import hit_rate_table, next_command, verdict
 

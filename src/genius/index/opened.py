@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.index import cache
 from genius.index.cache import Base
 from genius.index.reader import Reader
 from genius.model.query_bank import QueryBank
@@ -265,13 +264,6 @@ class Live:
         if doubtful:
             rows = self.reader.rows([int(self.seqs[row]) for _, row in doubtful], ["id"])
             found.update((item_id, row) for item_id, row in doubtful if rows[int(self.seqs[row])]["id"] == item_id)
-        return found
-
-    def may_hold(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(n,) whether an item with an id of such a hash may be here, alive or not."""
-        found: NDArray[np.bool_] = np.isin(cache.short_hash(hashes), np.asarray(self.base.hashes))
-        if self.delta_ids:
-            found |= np.isin(hashes, np.array([cache.hash_id(item_id) for item_id in self.delta_ids], np.uint64))
         return found
 
     def rows_of(self, seqs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -31,7 +31,6 @@ CACHE = "cache"
 MODEL = "model"
 ENCODED = "encoded"  # features of items on their way in, while a model is fitted to them
 REENCODED = "reencoded"  # features of all items by another encoder, until the index is switched to it
-STAGING = "staging"  # rows that several machines write, on their way in
 PUBLISHED = "published.json"  # where copies of it were put
 LEARNED = "queries.safetensors"  # queries that the index has learned from
 DELETED = "deleted.json"  # ids of files that people deleted: they stay deleted when their folder is indexed again
@@ -47,7 +46,6 @@ OWN = frozenset(
         MODEL,
         ENCODED,
         REENCODED,
-        STAGING,
         PUBLISHED,
         LEARNED,
         DELETED,

@@ -11,7 +11,6 @@ of several commits appears as one.
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import warnings
@@ -38,7 +37,6 @@ SEQ_SHIFT = 36
 MAX_BATCH = 1 << POSITION_BITS
 NEVER = timedelta(days=36_500)
 INDEX_FROM = 10_000  # rows; a smaller table is scanned as quickly
-UNUSED = -2  # Lance's number for a column of a data file that the table does not have
 
 
 class _Opened:
@@ -374,32 +372,6 @@ class Store:
         """
         with self._newest_table("add items") as table:
             table.add(rows)
-
-    def append_files(self, fragments: Sequence[Mapping[str, Any]]) -> None:
-        """Take in data files that others wrote and that lie in the table's folder already: Lance's own notes of them, as JSON,
-        each with the `names` of its columns. All or none; no row is read or written. Needs pylance (the extra `ray`)."""
-        import lance
-        from lance.fragment import FragmentMetadata
-
-        with database_errors("add items"):
-            table = lance.dataset(str(table_folder(self.folder)))
-            number = {field.name(): field.id() for field in table.lance_schema.fields()}
-            taken = []
-            for fragment in fragments:
-                body = {**fragment["fragment"], "files": [dict(file) for file in fragment["fragment"]["files"]]}
-                for file in body["files"]:  # a writer counts its own columns; here they have the table's numbers
-                    file["fields"] = [number.get(fragment["names"][field], UNUSED) for field in file["fields"]]
-                taken.append(FragmentMetadata.from_json(json.dumps(body)))
-            lance.LanceDataset.commit(
-                str(table_folder(self.folder)), lance.LanceOperation.Append(taken), read_version=table.version
-            )
-
-    def reserve(self) -> int:
-        """First `_seq` on top of the newest version, of a range that no other commit will ever use: the versions that it could
-        have been used by are passed by. For rows that are written long before they are committed."""
-        newest = self.newest()
-        self.pass_by(newest)
-        return (newest + 1) << SEQ_SHIFT
 
     def replace(self, rows: pa.Table) -> None:
         """Insert rows, each in place of the one with its id if there is one. One commit: all or none.

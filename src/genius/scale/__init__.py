@@ -1,8 +1,7 @@
-"""Beyond one machine: bulk indexing and training on Ray, and how a cluster is reached: one that runs already, or a small one on
-this machine for as long as a command lasts.
+"""Beyond one machine: bulk indexing on Ray (`bulk`), object stores (`objects`), and how a Ray cluster is reached: one that runs
+already, or a small one on this machine for as long as a command lasts.
 
-Knows Ray, and is imported by the command line alone, behind an option: nothing here is needed, or loaded, without it. The work
-itself is that of the packages below (`index`, `train`); here it is only spread.
+Imported by the command line alone, behind an option: nothing here is needed, or loaded, without it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from genius.errors import GeniusError
-
-os.environ.setdefault("LANCE_LOG", "error")  # pylance would warn of every data file that is written apart from its table
 
 LOCAL = "local"
 STARTS = 3  # attempts to start a cluster of this machine
@@ -53,7 +50,7 @@ def _end_what_began(error: Exception) -> None:
 def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
     """Ray, connected: to the cluster at `address`, or with "local" to one of this machine that ends with the block.
 
-    A program that is connected already stays so. `cpus`: how many a local cluster has; by default, this machine's.
+    A program that is connected already stays so.
 
     Args:
         address: Of a cluster, or "local" for one on this machine that ends with the block.
@@ -69,9 +66,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
     for left in reversed(range(STARTS if address == LOCAL else 1)):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", RuntimeWarning
-                )  # LanceDB's, about forks: Ray's children become other programs at once
+                warnings.simplefilter("ignore", RuntimeWarning)  # LanceDB's, of forks: Ray's children become other programs
                 ray.init(address=address, **options)
             break
         except Exception as error:  # it has no class of its own for this: a busy machine may take longer than its 30 seconds
