@@ -118,7 +118,7 @@ assert not run("index", source, "-o", index) and not run("search", index, "words
 assert "ray" not in sys.modules
 sys.modules["ray"] = None  # as if it were not installed
 assert not run("index", source, "-o", index)
-assert run("index", source, "-o", index + "2", "--ray") == 2
+assert run("index", source, "-o", index + "2", "--ray", "local") == 2
 """
 
 

@@ -144,17 +144,17 @@ def test_a_full_line_takes_the_one_in_who_has_less() -> None:
         return list(jobs)
 
     batcher: Batcher[str, str] = Batcher(run, max_batch=1, queue_size=4)
-    first = batcher.submit("first", 60, "crowd")
+    first = batcher.submit("first", "crowd")
     assert entered.wait(60)
-    crowd = [batcher.submit(f"crowd{n}", 60, "crowd") for n in range(4)]
+    crowd = [batcher.submit(f"crowd{n}", "crowd") for n in range(4)]
     with pytest.raises(QueueFull):
-        batcher.submit("crowd4", 60, "crowd")
-    one = batcher.submit("one", 60, "other")
+        batcher.submit("crowd4", "crowd")
+    one = batcher.submit("one", "other")
     with pytest.raises(QueueFull):
         crowd[3].result(60)  # the newest of the crowd gave way
-    two = batcher.submit("two", 60, "other")  # 3 against 1: once more
+    two = batcher.submit("two", "other")  # 3 against 1: once more
     with pytest.raises(QueueFull):
-        batcher.submit("three", 60, "other")  # 2 against 2: no more
+        batcher.submit("three", "other")  # 2 against 2: no more
     go.set()
     assert [future.result(60)[0] for future in (first, crowd[0], crowd[1], one, two)] == [
         "first",
@@ -179,7 +179,7 @@ def test_passes_are_kept_short_and_each_is_answered_when_it_is_done() -> None:
         return list(jobs)
 
     batcher: Batcher[int, int] = Batcher(run, max_batch=32, queue_size=500, pass_s=0.1, cautious=("",))
-    futures = [batcher.submit(n, 60) for n in range(60)]
+    futures = [batcher.submit(n) for n in range(60)]
     assert futures[0].result(60)[0] == 0
     assert not futures[-1].done()
     looked.set()
@@ -220,7 +220,7 @@ def test_only_one_group_a_pass() -> None:
         return list(jobs)
 
     batcher: Batcher[int, int] = Batcher(run, max_batch=8, queue_size=100, group=lambda job: job % 3)
-    futures = [batcher.submit(n, 60) for n in range(12)]
+    futures = [batcher.submit(n) for n in range(12)]
     gate.set()
     for future in futures:
         future.result(60)
@@ -245,6 +245,6 @@ def test_several_workers_run_at_once_and_lose_nothing() -> None:
         return [2 * job for job in jobs]
 
     batcher: Batcher[int, int] = Batcher(run, max_batch=1, queue_size=1000, workers=3)
-    futures = [batcher.submit(n, 60, str(n % 4)) for n in range(100)]
+    futures = [batcher.submit(n, str(n % 4)) for n in range(100)]
     assert [future.result(60)[0] for future in futures] == [2 * n for n in range(100)]
     assert most[0] == 3 and batcher.close(60)

@@ -34,7 +34,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's class, wh
 
 
 class Commands(TyperGroup):
-    """The top of the command tree: prepares the arguments, and turns usage errors into one line with status 2."""
+    """The top of the command tree: turns usage errors into one line with status 2."""
 
     def main(
         self,
@@ -45,10 +45,9 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        arguments = _prepare(list(sys.argv[1:] if args is None else args))
         _hide_flag_types(self)
         try:
-            result = super().main(arguments, prog_name or "genius", complete_var, False, windows_expand_args, **extra)
+            result = super().main(args, prog_name or "genius", complete_var, False, windows_expand_args, **extra)
         except typer.Abort:
             print("genius: interrupted", file=sys.stderr)
             result = 130
@@ -67,16 +66,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:  # typer would end without a word
             print("genius: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
-
-
-def _prepare(arguments: list[str]) -> list[str]:
-    """Give `--ray` without an address its default, which typer cannot."""
-    out: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
-        out.append(argument)
-        if argument == "--ray" and following.startswith("-"):
-            out.append("local")
-    return out
 
 
 def _hide_flag_types(command: Any) -> None:

@@ -23,10 +23,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, cuda:1.")]
 ModelOption = Annotated[str | None, typer.Option(help="Folder or URI of the index's model, if it has moved.")]
-RayOption = Annotated[
-    str | None,
-    typer.Option(metavar="[ADDRESS]", help="Run on a Ray cluster. Without an address: on the CPUs of this machine."),
-]
 SHOWN = 20  # problems printed for people; --json has more
 
 
@@ -115,7 +111,9 @@ def index(
         bool,
         typer.Option("--codes-only", help="For a new index: store codes alone, about a sixth of the space, and rank by them."),
     ] = False,
-    ray: RayOption = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Encode on a Ray cluster; local: one on this machine.")
+    ] = None,
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="With --ray: number of workers. 0: one per GPU, or one per CPU.")
     ] = 0,

@@ -150,11 +150,21 @@ def ingest(
     else:
         report.gone = len(deleted_items)
     if config.undelete:
-        kept = deleted_ids(index.path) - seen
-        with index.write_lock.hold():
-            keep_deleted(index.path, kept)
+        forget_deleted(index, seen)
     report.seconds = time.monotonic() - started
     return report
+
+
+def forget_deleted(index: Index, ids: set[str]) -> None:
+    """Forget that these items were deleted by hand: they are indexed again.
+
+    Args:
+        index: The index.
+        ids: Of the items.
+    """
+    kept = deleted_ids(index.path) - ids
+    with index.write_lock.hold():
+        keep_deleted(index.path, kept)
 
 
 # -- finding ---------------------------------------------------------------------------------------------------

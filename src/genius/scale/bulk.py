@@ -21,8 +21,17 @@ from typing import Any
 from genius.data.readers import TABLE_SUFFIXES, cut_rows
 from genius.errors import GeniusError
 from genius.index import Index, writing
-from genius.index.ingest import IngestConfig, IngestReport, SourceFile, changed_items, file_type, find_files, read_items
-from genius.index.names import deleted_ids, keep_deleted, root_of
+from genius.index.ingest import (
+    IngestConfig,
+    IngestReport,
+    SourceFile,
+    changed_items,
+    file_type,
+    find_files,
+    forget_deleted,
+    read_items,
+)
+from genius.index.names import root_of
 from genius.index.prepare import Prepared, prepare
 from genius.index.results import AddReport
 from genius.scale import connected, load_ray
@@ -180,8 +189,7 @@ def bulk_index(
                 else:
                     tell(_commit(index, result, seen, done), total)
         if ingest.undelete:
-            with index.write_lock.hold():
-                keep_deleted(index.path, deleted_ids(index.path) - seen)
+            forget_deleted(index, seen)
         done.items = index.count()
     done.report.seconds = time.monotonic() - started
     return done

@@ -11,11 +11,12 @@ import functools
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 from PIL import Image
@@ -233,22 +234,18 @@ class Backend:
         if item.image is None:
             texts = [part for part in (item.text, text) if part]
             return " ".join(texts), None
-        source: ImageInput = item.image
-        if isinstance(source, str | Path) and not _is_file(source):  # moved: use the stored thumbnail
-            thumbnail = self.index.thumbnail(item_id)
-            if thumbnail is None:
-                raise Missing(f"the picture of {item_id!r} is no longer there")
-            source = thumbnail
-        try:
-            with loaded(source, least=self._query_side) as image:
-                return text or item.text, self.shrink(image)
-        except TooManyPixels:  # indexed from a large file, which a service does not decode
-            thumbnail = self.index.thumbnail(item_id)
-            if thumbnail is None:
-                raise Missing(f"the picture of {item_id!r} is too large, and has no thumbnail") from None
-            return text or item.text, self.shrink(load_image(thumbnail))
-        except PictureError:
-            raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
+        source = _image_of(item)
+        with _readable(item_id, source):
+            if isinstance(source, Path) and not _is_file(source):  # moved: the stored thumbnail is left
+                source = self.index.thumbnail(item_id) or source
+            try:
+                with loaded(source, least=self._query_side) as image:
+                    return text or item.text, self.shrink(image)
+            except TooManyPixels:  # indexed from a large file, which a service does not decode
+                thumbnail = self.index.thumbnail(item_id)
+                if thumbnail is None:
+                    raise Missing(f"the picture of {item_id!r} is too large, and has no thumbnail") from None
+                return text or item.text, self.shrink(load_image(thumbnail))
 
     def shrink(self, image: Image.Image) -> Image.Image:
         """A query image as small as the encoder takes it: it may have to wait in memory."""
@@ -330,45 +327,29 @@ class Backend:
         if self.index.delete([item_id], missing="skip") == 0:
             raise Missing(f"no item {item_id!r}")
 
-    def picture(self, item_id: str) -> tuple[bytes | BinaryIO, str]:
-        """The item's picture (a file opened for reading, where it lies in one) and its media type.
-
-        What browsers cannot show is turned into PNG.
-        """
-        source = self._item(item_id).image
-        if source is None:
-            raise Missing(f"item {item_id!r} has no picture")
-        try:
-            if isinstance(source, Image.Image) or (isinstance(source, str | Path) and Path(source).suffix.lower() == SVG):
-                return _png(load_image(source)), "image/png"
-            with opened(source, "the image") as picture:
-                media_type = WEB_TYPES.get(picture.format or "")
+    def picture(self, item_id: str) -> tuple[bytes | Path, str]:
+        """The item's picture (the file, where it lies in one that browsers show) and its media type."""
+        source = _image_of(self._item(item_id))
+        with _readable(item_id, source):
+            media_type = None
+            if isinstance(source, bytes) or source.suffix.lower() != SVG:
+                with opened(source, "the image") as picture:
+                    media_type = WEB_TYPES.get(picture.format or "")
             if media_type is None:
-                return _png(load_image(source, least=WORKING_SIDE)), "image/png"
-            if isinstance(source, bytes):
-                return source, media_type
-            return Path(source).open("rb"), media_type
-        except (OSError, PictureError):
-            if isinstance(source, str | Path) and not _is_file(source):
-                raise Missing(f"the picture of {item_id!r} is no longer there") from None
-            raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
+                return _encoded(load_image(source, least=WORKING_SIDE), "PNG"), "image/png"
+        return source, media_type
 
     def thumbnail(self, item_id: str, side: int) -> tuple[bytes, str]:
         """The stored thumbnail, or one made now."""
-        source = self._item(item_id).image
+        item = self._item(item_id)
         small = self.index.thumbnail(item_id)
-        if small is not None:
-            return small, "image/jpeg"
-        if source is None:
-            raise Missing(f"item {item_id!r} has no picture")
-        try:
-            picture = load_image(source, least=side)
-        except PictureError:
-            raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
-        picture.thumbnail((side, side))
-        buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=85)
-        return buffer.getvalue(), "image/jpeg"
+        if small is None:
+            source = _image_of(item)
+            with _readable(item_id, source):
+                picture = load_image(source, least=side)
+            picture.thumbnail((side, side))
+            small = _encoded(picture, "JPEG", quality=85)
+        return small, "image/jpeg"
 
     def map(self, ids: Sequence[str] = ()) -> MapResponse:
         """A sample of items on a plane, and where these lie on it."""
@@ -497,15 +478,35 @@ def parse_prefix(text: str, level_sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _is_file(path: str | Path) -> bool:
+def _image_of(item: Item) -> bytes | Path:
+    """The image of an indexed item, as it is stored: its bytes, or the path of a file."""
+    if item.image is None:
+        raise Missing(f"item {item.id!r} has no picture")
+    if isinstance(item.image, bytes):
+        return item.image
+    return Path(str(item.image))
+
+
+def _is_file(path: Path) -> bool:
     """Whether a file is there; an index may name any path, also one that no system can have."""
     try:
-        return Path(path).is_file()
+        return path.is_file()
     except (OSError, ValueError):
         return False
 
 
-def _png(picture: Image.Image) -> bytes:
+@contextmanager
+def _readable(item_id: str, source: bytes | Path) -> Iterator[None]:
+    """Say what became of a stored image that cannot be read."""
+    try:
+        yield
+    except (OSError, PictureError):
+        if isinstance(source, Path) and not _is_file(source):
+            raise Missing(f"the picture of {item_id!r} is no longer there") from None
+        raise Missing(f"the picture of {item_id!r} cannot be read any more") from None
+
+
+def _encoded(picture: Image.Image, file_format: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    picture.save(buffer, file_format, **options)
     return buffer.getvalue()

@@ -32,10 +32,6 @@ class QueueFull(Exception):
         self.retry_after = retry_after
 
 
-class Expired(Exception):
-    """The job's time limit passed before its turn."""
-
-
 class Closed(Exception):
     """The service is shutting down and takes no new work."""
 
@@ -139,7 +135,6 @@ class PassSize:
 @dataclass(slots=True)
 class _Waiting(Generic[J, R]):
     job: J
-    deadline: float  # time.monotonic()
     future: Future[tuple[R, int]] = field(default_factory=Future)  # (result, size of its pass)
 
     def fail(self, error: Exception) -> None:
@@ -198,22 +193,21 @@ class Batcher(Generic[J, R]):
 
     # -- callers -----------------------------------------------------------------------------------------------
 
-    def submit(self, job: J, timeout_s: float, owner: str = "") -> Future[tuple[R, int]]:
+    def submit(self, job: J, owner: str = "") -> Future[tuple[R, int]]:
         """Queue a job.
 
         Args:
             job: What `run` gets.
-            timeout_s: Seconds it may wait; then its future fails with `Expired`.
             owner: Whose share of the time it takes.
 
         Returns:
-            A future of the result and the number of jobs in its pass.
+            A future of the result and the number of jobs in its pass. Who gives up waiting cancels it.
 
         Raises:
             QueueFull: At once, rather than letting anyone wait in vain.
             Closed: The batcher is closing.
         """
-        waiting: _Waiting[J, R] = _Waiting(job, time.monotonic() + timeout_s)
+        waiting: _Waiting[J, R] = _Waiting(job)
         lane = self._lane(job)
         evicted = None
         with self._changed:
@@ -295,12 +289,7 @@ class Batcher(Generic[J, R]):
     def _answer(self, lane: str, batch: Sequence[_Waiting[J, R]]) -> float:
         """Run one pass and set its futures; returns the seconds it took."""
         started = time.monotonic()
-        live = []
-        for waiting in batch:
-            if waiting.deadline <= started:
-                waiting.fail(Expired("its turn came too late"))
-            elif waiting.future.set_running_or_notify_cancel():
-                live.append(waiting)
+        live = [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]
         if not live:
             return 0.0
         self._running[threading.get_ident()] = started

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathParameter
+from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
@@ -240,13 +241,14 @@ NEW_ITEM_FORM = {
 NEW_ITEMS = {"items": [{"id": "bike-1", **BIKE}, {"id": "photo-7", "image": TINY_PNG, "metadata": {"price": 9}}]}
 PathId = Annotated[
     str,
-    Path(min_length=1, max_length=512, description="The id, percent-encoded: `photos%2Fbike.jpg`.", examples=["photos/bike.jpg"]),
+    PathParameter(
+        min_length=1, max_length=512, description="The id, percent-encoded: `photos%2Fbike.jpg`.", examples=["photos/bike.jpg"]
+    ),
 ]
 IMAGE_RESPONSES: dict[int | str, dict[str, object]] = {
     200: {"description": "The image.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
     304: {"description": "Unchanged since the given `If-None-Match`."},
 }
-CHUNK_BYTES = 256 * 1024  # of a file, sent at a time
 
 
 @collection_router.get("/items", tags=["items"], response_model=ListResponse, summary="List items, page by page")
@@ -380,38 +382,21 @@ def _item(body: ItemBody, item_id: str, image: bytes | None) -> Item:
     )
 
 
-def _image_response(request: Request, data: bytes | BinaryIO, media_type: str) -> Response:
+def _image_response(request: Request, source: bytes | Path, media_type: str) -> Response:
     """Bytes, or a file that is sent piece by piece: it may be large."""
-    if isinstance(data, bytes):
-        length = len(data)
-        tag = hashlib.blake2b(data, digest_size=12).hexdigest()
-    else:
-        about = os.fstat(data.fileno())
-        length = about.st_size
-        tag = f"{about.st_mtime_ns:x}-{about.st_size:x}"
     headers = {
-        "ETag": f'"{tag}"',
         "Cache-Control": "private, max-age=60",
         "Content-Security-Policy": "default-src 'none'; sandbox",  # shown as an image, whatever is in it
     }
-    if request.headers.get("if-none-match") == headers["ETag"]:
-        if not isinstance(data, bytes):
-            data.close()
-        return Response(status_code=304, headers=headers)
-    if isinstance(data, bytes):
-        return Response(data, 200, headers, media_type)
-    return StreamingResponse(_chunks(data, length), 200, {**headers, "Content-Length": str(length)}, media_type)
-
-
-def _chunks(file: BinaryIO, length: int) -> Iterator[bytes]:
-    """Exactly `length` bytes: the file may change while it is sent."""
-    with file:
-        while length > 0 and (chunk := file.read(min(CHUNK_BYTES, length))):
-            length -= len(chunk)
-            yield chunk
-    while length > 0:
-        yield bytes(min(CHUNK_BYTES, length))
-        length -= min(CHUNK_BYTES, length)
+    response: Response
+    if isinstance(source, Path):
+        response = FileResponse(source, 200, headers, media_type, stat_result=source.stat())
+    else:
+        headers["ETag"] = f'"{hashlib.blake2b(source, digest_size=12).hexdigest()}"'
+        response = Response(source, 200, headers, media_type)
+    if request.headers.get("if-none-match") == response.headers["etag"]:
+        return Response(status_code=304, headers={**headers, "ETag": response.headers["etag"]})
+    return response
 
 
 # -- codes and overview ----------------------------------------------------------------------------------------
@@ -435,7 +420,9 @@ async def first_codes(request: Request) -> Response:
 )
 async def codes(
     request: Request,
-    prefix: Annotated[str, Path(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)],
+    prefix: Annotated[
+        str, PathParameter(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)
+    ],
     children: Annotated[int, Query(ge=1, le=512, description="How many next codes, the fullest first.")] = CHILDREN,
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and items below the prefix. 404 if there are none."""

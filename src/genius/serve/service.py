@@ -6,6 +6,7 @@ Knows time limits and what to respond when queues are full. The routes only tran
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 import time
@@ -21,7 +22,7 @@ from genius.index.target import Target
 from genius.search import SearchRequest
 from genius.serve.auth import Caller, Keys
 from genius.serve.backend import LARGE_LANE, Backend, Job, Missing
-from genius.serve.batching import Batcher, Closed, Expired, QueueFull
+from genius.serve.batching import Batcher, Closed, QueueFull
 from genius.serve.bodies import Arrivals, check_images, decode_base64, decode_image
 from genius.serve.errors import ApiError
 from genius.serve.logs import Metrics, event
@@ -96,21 +97,20 @@ class Service:
 
     async def search(self, backend: Backend, body: SearchBody, image: bytes | None, caller: Caller) -> tuple[SearchResult, int]:
         """Results and the number of queries in the pass, or an ApiError that says what to do."""
-        async with self._limited() as limit:
+        async with self._limited():
             job = await self._job(backend, body, image, caller.owner)
-            future = self.batcher.submit(job, _left(limit), caller.owner)
-            return cast(tuple[SearchResult, int], await asyncio.wrap_future(future))
+            return cast(tuple[SearchResult, int], await asyncio.wrap_future(self.batcher.submit(job, caller.owner)))
 
     async def search_batch(self, backend: Backend, bodies: Sequence[SearchBody], caller: Caller) -> list[SearchResult]:
         """Results of several queries, in their order. All or nothing: the first failure is the response, and names its query."""
         futures: list[asyncio.Future[tuple[SearchResult, int]]] = []
-        async with self._limited() as limit:
+        async with self._limited():
             try:
                 for number, body in enumerate(bodies):
                     with _naming(number):
                         image = decode_base64(body.image, self.config)
                         job = replace(await self._job(backend, body, image, caller.owner), batched=True)
-                    futures.append(asyncio.wrap_future(self.batcher.submit(job, _left(limit), caller.owner)))
+                    futures.append(asyncio.wrap_future(self.batcher.submit(job, caller.owner)))
                 results = []
                 for number, future in enumerate(futures):
                     with _naming(number):
@@ -125,15 +125,14 @@ class Service:
         most = self.config.max_explain_beams
         if body.beams is not None and body.beams > most:
             raise ApiError(422, f"beams: at most {most} for an explanation")
-        async with self._limited() as limit:
+        async with self._limited():
             job = await self._job(backend, body, image, caller.owner)
-            task = ExclusiveJob(lambda: backend.explain(job), "explain")
-            future = self.batcher.submit(task, _left(limit), caller.owner)
-            return cast(dict[str, Any], (await asyncio.wrap_future(future))[0])
+            return await _done(self.batcher, lambda: backend.explain(job), "explain", caller.owner)
 
     async def compute(self, work: Callable[[], T], caller: Caller, lane: str) -> T:
         """Run other work that takes processor time, queued with the searches in a lane of its own."""
-        return await self._alone(self.batcher, work, caller, lane)
+        async with self._limited():
+            return await _done(self.batcher, work, lane, caller.owner)
 
     async def _job(self, backend: Backend, body: SearchBody, image: bytes | None, owner: str) -> Job:
         text, picture = await self._content(backend, body.text, image, body.like, owner)
@@ -167,26 +166,18 @@ class Service:
         """Text and image of a query: as sent, or those of an indexed item."""
         words = (text or "").strip() or None
         if image is not None:
-            decoded = await self._decode("sent", lambda: decode_image(image, self.config, backend.shrink), owner)
-            return words, decoded
+            decode = functools.partial(decode_image, image, self.config, backend.shrink)
+            return words, await _done(self.decoding, decode, "sent", owner)
         if like is None:
             return words, None
-        return await self._decode("like", lambda: backend.like(like, words), owner)
-
-    async def _decode(self, lane: str, work: Callable[[], T], owner: str) -> T:
-        future = self.decoding.submit(ExclusiveJob(work, lane), self.config.timeout_s, owner)
-        return cast(T, (await asyncio.wrap_future(future))[0])
+        return await _done(self.decoding, lambda: backend.like(like, words), "like", owner)
 
     # -- reads and writes --------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[[], T], caller: Caller, lane: str = "") -> T:
         """Run something that reads, in a thread, within the time limit. `lane`: slower reads have one of their own."""
-        return await self._alone(self.reading, work, caller, lane)
-
-    async def _alone(self, queue: Batcher[Any, Any], work: Callable[[], T], caller: Caller, lane: str) -> T:
-        async with self._limited() as limit:
-            future = queue.submit(ExclusiveJob(work, lane), _left(limit), caller.owner)
-            return cast(T, (await asyncio.wrap_future(future))[0])
+        async with self._limited():
+            return await _done(self.reading, work, lane, caller.owner)
 
     async def check_images(self, images: Sequence[bytes | None], caller: Caller) -> None:
         """Refuse images by their headers before anything is stored. A broken one is found when it is decoded, and then
@@ -201,7 +192,7 @@ class Service:
             raise ApiError(403, "this server is read-only")
         with self._explaining_failures():
             try:
-                future = self.writing.submit(ExclusiveJob(work), float("inf"), caller.owner)
+                future = self.writing.submit(ExclusiveJob(work), caller.owner)
                 done, _ = await asyncio.wait_for(asyncio.wrap_future(future), self.config.write_timeout_s)
             except QueueFull:
                 raise self._refuse("writes", "too many writes are waiting", 2) from None
@@ -221,11 +212,11 @@ class Service:
             raise self._refuse("shutting_down", "the server is shutting down")
 
     @asynccontextmanager
-    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
+    async def _limited(self) -> AsyncIterator[None]:
         """Within the time limit of a request."""
         with self._explaining_failures():
-            async with asyncio.timeout(self.config.timeout_s) as limit:
-                yield limit
+            async with asyncio.timeout(self.config.timeout_s):
+                yield
 
     @contextmanager
     def _explaining_failures(self) -> Iterator[None]:
@@ -234,8 +225,6 @@ class Service:
             yield
         except QueueFull as error:
             raise self._refuse("queue_full", "too many requests are waiting", error.retry_after) from None
-        except Expired:
-            raise self._refuse("expired", "the request waited too long for its turn", self.batcher.retry_after()) from None
         except Closed:
             raise self._refuse("shutting_down", "the server is shutting down") from None
         except Missing as error:
@@ -279,13 +268,10 @@ class Service:
         """Finish what is queued, then stop. False if something did not finish in time."""
         self.draining = True
         deadline = time.monotonic() + self.config.drain_s
-        queues: tuple[Batcher[Any, Any], ...] = (
-            self.decoding,
-            self.batcher,
-            self.writing,
-            self.reading,
-        )  # images become searches
-        finished = [queue.close(max(0.0, deadline - time.monotonic())) for queue in queues]
+        queues: tuple[Batcher[Any, Any], ...] = (self.decoding, self.batcher, self.writing, self.reading)
+        finished = [
+            queue.close(max(0.0, deadline - time.monotonic())) for queue in queues
+        ]  # in this order: images become searches
         for backend in self.backends.values():
             backend.close()
         self.drained = all(finished)
@@ -326,6 +312,12 @@ def _attempt(task: ExclusiveJob) -> Any:
         return error
 
 
+async def _done(queue: Batcher[Any, Any], work: Callable[[], T], lane: str, owner: str) -> T:
+    """The result of work that shares its pass with nothing."""
+    result, _ = await asyncio.wrap_future(queue.submit(ExclusiveJob(work, lane), owner))
+    return cast(T, result)
+
+
 def _task_queue(name: str, queue_size: int, workers: int) -> Batcher[ExclusiveJob, Any]:
     return Batcher(
         lambda tasks: [_attempt(task) for task in tasks],
@@ -335,10 +327,3 @@ def _task_queue(name: str, queue_size: int, workers: int) -> Batcher[ExclusiveJo
         lane=lambda task: task.lane,
         name=name,
     )
-
-
-def _left(limit: asyncio.Timeout) -> float:
-    """Seconds until the time limit."""
-    when = limit.when()
-    assert when is not None
-    return when - asyncio.get_running_loop().time()
