@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genius.cli.common import Say, Tell, command, emit, note, tell
+from genius.cli.common import command, emit, note, tell
 from genius.errors import GeniusError, counted, without_controls
 
 if TYPE_CHECKING:
     from genius.demo import DemoResult
-    from genius.index.ingest import IngestConfig, IngestReport
+    from genius.index.ingest import Indexed, IngestConfig, IngestReport
     from genius.model.known_items import Knows
-    from genius.scale.bulk import BulkConfig, BulkReport
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 IndexArgument = Annotated[Path, typer.Argument(help="The index folder, such as my.genius.", metavar="INDEX")]
@@ -136,8 +135,11 @@ def index(
       genius index rows.parquet --ray ray://head:10001
     """
     from genius.cli.common import kept_if_interrupted, phases, sources_here
-    from genius.index.ingest import IngestConfig
+    from genius.index import Index
+    from genius.index.folder import read_about
+    from genius.index.ingest import Indexed, IngestConfig, ingest
     from genius.index.metadata import TableColumns
+    from genius.types import Modality
 
     if not paths and not (fit or refit):
         raise GeniusError("give files or folders to index")
@@ -166,7 +168,7 @@ def index(
         as_text=tuple(as_text or ()),
         exif=exif,
     )
-    storage = {"thumbnails": thumbnails, "vectors": not codes_only}
+    vectors = not codes_only
     place = _place(device)
     own = _own_vectors(paths, vector_column, ids)
     if own and (ray is not None or encoder is not None or model is not None or watch or prune):
@@ -176,26 +178,52 @@ def index(
     if query_vectors is not None and not (own or refit):
         raise GeniusError("--query-vectors is only for your own vectors (a .npy file, or --vector-column)")
     say = None if as_json else note
+    new = read_about(output) is None
+    if new and model is None:
+        model = "bundled:mini"
     with phases() as tell, kept_if_interrupted():
+
+        def on_progress(count: int, total: int = 0) -> None:
+            tell("indexing", count, total)
+
         if not paths:
-            done = _nothing_to_read(output)
+            done = _as_it_is(output)
         elif own:
-            done = _index_vectors(paths, output, ids, modality, query_vectors, config, thumbnails, fit, tell, say)
+            from genius.fit.vectors import index_tables, index_vectors
+
+            fitting: dict[str, Any] = {"queries": query_vectors, "fit": fit, "say": say, "on_progress": on_progress}
+            if paths[0].suffix == ".npy":
+                done = index_vectors(paths[0], output, ids=ids, modality=Modality.parse(modality), **fitting)
+            else:
+                done = index_tables(paths, output, config, thumbnails=thumbnails, **fitting)
         elif ray is not None:
-            from genius.scale.bulk import BulkConfig
+            from genius.scale.bulk import BulkConfig, bulk_index
 
             bulk = BulkConfig(ray, workers, part_rows, thumbnails, device)
-            done = _index_on_ray(paths, output, model, config, bulk, tell)
+            done = bulk_index(paths, output, model, config, bulk, on_progress, note)
         elif encoder is not None:
-            done = _index_with_encoder(paths, output, encoder, config, place, storage, fit, tell, say)
+            from genius.fit.folder import index_with_encoder
+
+            done = index_with_encoder(
+                paths, output, encoder, config, fit=fit, device=place, thumbnails=thumbnails, vectors=vectors, tell=tell, say=say
+            )
+            if done.hint is None and encoder.startswith("bundled:"):
+                done.hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
         else:
-            done = _index_with_model(paths, output, model, config, place, storage, tell)
+            with Index(output, model, thumbnails=thumbnails, vectors=vectors) as opened:
+                opened.model.to(place)
+                report = ingest(opened, paths, config, on_progress)
+                done = Indexed(report, opened.count(), hint=opened.advice())
     if (refit or (fit and not _is_fitted(output))) and done.fit is None:
-        done = _refit(done, output, query_vectors, say)
+        from genius.fit.folder import refit as fit_again
+        from genius.fit.vectors import read_array
+
+        queries = None if query_vectors is None else read_array(query_vectors, "query vectors")
+        done = replace(done, fit=fit_again(output, say=say, queries=queries), hint=None, fitted=True)
     if as_json:
-        emit(done.to_dict(output))
+        emit({"index": str(output), **done.to_dict()})
     else:
-        _print_report(done, output, pruned=prune)
+        _print_report(done, output, new=new, read=bool(paths), pruned=prune)
     if watch:
         note(f"checking for changes every {watch:g} s; Ctrl-C ends it")
         for line in _changes(output, paths, config, watch, place):
@@ -213,37 +241,6 @@ def _place(device: str) -> Any:
     return find_device(device)
 
 
-@dataclass(frozen=True)
-class _Indexed:
-    """What a run of `genius index` did."""
-
-    report: IngestReport
-    items: int  # in the index now
-    hint: str | None = None  # advice about the model
-    fit: Any = None  # of --encoder or --refit
-    bulk: BulkReport | None = None  # of --ray
-    read: bool = True  # whether files were read: --fit and --refit need none
-    whole: bool = False  # a new index with a model of its own, to which nothing had to be fitted: all items are compared
-    own_vectors: bool = False  # an index that has no encoder
-
-    def to_dict(self, output: Path) -> dict[str, Any]:
-        body = {"index": str(output), "items": self.items, "advice": self.hint, **self.report.to_dict()}
-        if self.fit is not None:
-            body["fit"] = self.fit.to_dict()
-        if self.bulk is not None:
-            body |= self.bulk.to_dict()
-        return body
-
-
-def _model_of(output: Path, model: str | None) -> str | None:
-    """The model given, else the one of an index that exists, else the bundled one."""
-    from genius.index.folder import read_about
-
-    if model is None and read_about(output) is None:
-        return "bundled:mini"
-    return model
-
-
 def _is_fitted(output: Path) -> bool:
     """Whether the model of an index was fitted; one that is not its own was."""
     from genius.index.folder import INSIDE, about_of
@@ -256,14 +253,13 @@ def _is_fitted(output: Path) -> bool:
     return known is not None and known.fitted
 
 
-def _nothing_to_read(output: Path) -> _Indexed:
-    """An index as it is, to be fitted."""
+def _as_it_is(output: Path) -> Indexed:
+    """An index that is to be fitted, without reading any file."""
     from genius.index.folder import about_of, open_store
-    from genius.index.ingest import IngestReport
+    from genius.index.ingest import Indexed, IngestReport
 
-    about = about_of(output)
-    store = open_store(output, about)
-    return _Indexed(IngestReport(), store.at(store.latest()).count(), read=False)
+    store = open_store(output, about_of(output))
+    return Indexed(IngestReport(), store.at(store.latest()).count())
 
 
 def _own_vectors(paths: list[Path], vector_column: str | None, ids: Path | None) -> bool:
@@ -274,108 +270,6 @@ def _own_vectors(paths: list[Path], vector_column: str | None, ids: Path | None)
     if ids is not None and not arrays:
         raise GeniusError("--ids is for a .npy file of vectors; for tables use --id-column")
     return bool(arrays) or vector_column is not None
-
-
-def _index_vectors(
-    paths: list[Path],
-    output: Path,
-    ids: Path | None,
-    modality: str,
-    queries: Path | None,
-    config: IngestConfig,
-    thumbnails: int,
-    fit: bool,
-    tell: Tell,
-    say: Say,
-) -> _Indexed:
-    from genius.fit.vectors import index_tables, index_vectors
-    from genius.index.folder import read_about
-    from genius.types import Modality
-
-    new = read_about(output) is None
-    if paths[0].suffix == ".npy":
-        report, done, items = index_vectors(
-            paths[0],
-            output,
-            ids=ids,
-            modality=Modality.parse(modality),
-            queries=queries,
-            fit=fit,
-            say=say,
-            on_progress=lambda part: tell("indexing", part.added + part.replaced, 0),
-        )
-    else:
-        report, done, items = index_tables(
-            paths,
-            output,
-            config,
-            queries=queries,
-            fit=fit,
-            thumbnails=thumbnails,
-            say=say,
-            on_progress=lambda count: tell("indexing", count, 0),
-        )
-    return _Indexed(report, items, fit=done, whole=new and done is None, own_vectors=True)
-
-
-def _index_with_model(
-    paths: list[Path], output: Path, model: str | None, config: IngestConfig, device: Any, storage: dict[str, Any], tell: Tell
-) -> _Indexed:
-    from genius.index import Index
-    from genius.index.ingest import ingest
-
-    with Index(output, _model_of(output, model), **storage) as index:
-        index.model.to(device)
-        report = ingest(index, paths, config, lambda count: tell("indexing", count, 0))
-        return _Indexed(report, index.count(), index.advice())
-
-
-def _index_with_encoder(
-    paths: list[Path],
-    output: Path,
-    encoder: str,
-    config: IngestConfig,
-    device: Any,
-    storage: dict[str, Any],
-    fit: bool,
-    tell: Tell,
-    say: Say,
-) -> _Indexed:
-    from genius.fit.folder import index_with_encoder
-    from genius.index.folder import read_about
-
-    new = read_about(output) is None
-    done = index_with_encoder(paths, output, encoder, config, fit=fit, device=device, **storage, tell=tell, say=say)
-    hint = done.hint
-    if hint is None and encoder.startswith("bundled:"):
-        hint = f"{encoder} knows drawings; for photographs use a CLIP: --encoder hf-hub:openai/clip-vit-base-patch32"
-    return _Indexed(done.report, done.items, hint, done.fit, whole=new and not done.fitted)
-
-
-def _index_on_ray(
-    paths: list[Path], output: Path, model: str | None, config: IngestConfig, bulk: BulkConfig, tell: Tell
-) -> _Indexed:
-    from genius.scale.bulk import bulk_index
-
-    done = bulk_index(
-        paths, output, _model_of(output, model), config, bulk, lambda count, total: tell("indexing", count, total), note
-    )
-    return _Indexed(done.report, done.items, bulk=done)
-
-
-def _refit(done: _Indexed, output: Path, query_vectors: Path | None, say: Say) -> _Indexed:
-    """Fit codes and decoder to all items."""
-    from genius.fit.folder import refit
-    from genius.fit.vectors import read_array
-    from genius.index.paths import MODEL
-    from genius.model.config import read_model_config
-
-    queries = None
-    if query_vectors is not None:
-        queries = read_array(query_vectors, "query vectors")
-    fit = refit(output, say=say, queries=queries)
-    own_vectors = read_model_config(output / MODEL).encoder is None
-    return replace(done, fit=fit, hint=None, whole=False, own_vectors=own_vectors)
 
 
 def _counts(report: IngestReport, pruned: bool) -> str:
@@ -389,12 +283,14 @@ def _counts(report: IngestReport, pruned: bool) -> str:
     return ", ".join(counts)
 
 
-def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
+def _print_report(done: Indexed, output: Path, *, new: bool, read: bool, pruned: bool) -> None:
     from genius.errors import KEPT
+    from genius.index.paths import MODEL
+    from genius.model.config import read_model_config
     from genius.pictures import HEIF_HINT, HEIF_SUFFIXES
 
     report = done.report
-    if done.read:
+    if read:
         note(_counts(report, pruned))
     for line in report.problems[:SHOWN]:
         note(f"  skipped {line}")
@@ -415,13 +311,13 @@ def _print_report(done: _Indexed, output: Path, pruned: bool) -> None:
     if done.fit is not None:
         for line in done.fit.lines():
             print(f"  {line}")
-    elif not done.read:
+    elif not read:
         print("  its codes and decoder are fitted already: --refit fits new ones")
-    if done.whole:
+    if new and not done.fitted:
         print("  a search compares all of them, so nothing had to be fitted")
-    if done.whole or done.fit is not None:
+    if done.fit is not None or (new and not done.fitted):
         example = '"what you look for"'
-        if done.own_vectors:
+        if read_model_config(output / MODEL).encoder is None:
             example = "--vector query.npy"
         print(f"next: genius search {output} {example}")
 
@@ -441,12 +337,13 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
                 yield f"{report.added} added, {report.replaced} replaced, {report.deleted} deleted: {now}"
 
 
-def _exit_status(done: _Indexed) -> None:
+def _exit_status(done: Indexed) -> None:
     """Exit status 1 if something was skipped or failed. Everything else is in the index; the same command tries again."""
-    if done.bulk is not None and done.bulk.failed:
-        for line in done.bulk.failed[:SHOWN]:
+    failed: list[str] = getattr(done, "failed", [])  # of --ray
+    if failed:
+        for line in failed[:SHOWN]:
             note(f"failed: {line}")
-        note(f"failed: {len(done.bulk.failed)} of {counted(done.bulk.parts, 'part')}; run the same command again")
+        note(f"failed: {counted(len(failed), 'part')}; run the same command again")
         raise typer.Exit(1)
     skipped = done.report.problems.total
     if skipped:

@@ -19,7 +19,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ from genius.index.folder import (
     swap,
     write_about,
 )
-from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
+from genius.index.ingest import Indexed, IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.paths import ENCODED, MODEL, remove
 from genius.index.prepare import Stamp, storable
 from genius.index.reader import Reader, good_rows, resealed
@@ -153,17 +152,6 @@ def _made_by(folder: Path, fingerprint: str) -> bool:
     return isinstance(body, dict) and body.get("fingerprint") == fingerprint
 
 
-@dataclass
-class OnRamp:
-    """What a run did."""
-
-    report: IngestReport
-    fit: Fit | None  # None: nothing was fitted, or the index was there, with its model
-    items: int
-    hint: str | None  # what people should know of it
-    fitted: bool = True  # whether its model has codes and a decoder that were fitted
-
-
 @contextmanager
 def _kept_if_full() -> Iterator[None]:
     """Say after a full disk that the run can be resumed."""
@@ -189,7 +177,7 @@ def index_with_encoder(
     vectors: bool = True,
     tell: Tell | None = None,
     say: Say | None = None,
-) -> OnRamp:
+) -> Indexed:
     """Make an index of files with a model of their own; add to it if it is there.
 
     Args:
@@ -253,7 +241,7 @@ def index_with_encoder(
             report.seconds -= done.seconds
         if encoded is not None:
             encoded.remove()
-        return OnRamp(report, done, index.count(), index.advice(), index.model.fitted)
+        return Indexed(report, index.count(), done, index.advice(), index.model.fitted)
 
 
 def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, ItemKey]], config: FitConfig | None, say: Say) -> Fit:

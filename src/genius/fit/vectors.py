@@ -8,7 +8,7 @@ ids.txt`, `genius index rows.parquet --vector-column embedding`. Knows files of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from genius.fit import Fit, FitConfig, Say, fit_collection, sum_fusion, unfitted
 from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
-from genius.index.ingest import IngestConfig, IngestReport, find_files, ingest, read_items
+from genius.index.ingest import Indexed, IngestConfig, IngestReport, find_files, ingest, read_items
 from genius.index.vectors import features_of_items, features_of_queries, neutral_queries
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion
@@ -161,8 +161,8 @@ def index_vectors(
     fit: bool = False,
     config: FitConfig | None = None,
     say: Say | None = None,
-    on_progress: Any = None,
-) -> tuple[IngestReport, Fit | None, int]:
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> Indexed:
     """Index the rows of a `.npy` array; add to the index if it is there. Rows whose ids are there are replaced.
 
     Args:
@@ -177,7 +177,7 @@ def index_vectors(
         on_progress: Called with the number of rows that were written.
 
     Returns:
-        What was written, the fit (None: nothing was fitted, or the index was there), and the number of items in the index.
+        What was written, and the fit (None: nothing was fitted, or the index was there).
 
     Raises:
         GeniusError: If a file cannot be read, or the index has another width.
@@ -196,13 +196,16 @@ def index_vectors(
         done, model = _new_model(output, sample, queries, fit or not compared_whole(len(array)), config, say)
     with Index(output, model) as index:
         write_report = index.upsert(
-            _each(array, names, modality, report), batch_size=BATCH, on_error="skip", on_progress=on_progress
+            _each(array, names, modality, report),
+            batch_size=BATCH,
+            on_error="skip",
+            on_progress=lambda part: on_progress(part.added + part.replaced),
         )
         report.added = write_report.added
         report.replaced = write_report.replaced
         report.problems += write_report.problems
         report.seconds = time.monotonic() - started
-        return report, done, index.count()
+        return Indexed(report, index.count(), done, fitted=index.model.fitted)
 
 
 def _usable(rows: NDArray[Any], modality: Modality) -> list[Item]:
@@ -234,8 +237,8 @@ def index_tables(
     fit_config: FitConfig | None = None,
     thumbnails: int = 256,
     say: Say | None = None,
-    on_progress: Any = None,
-) -> tuple[IngestReport, Fit | None, int]:
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> Indexed:
     """Index tables with a column of vectors (`config.columns.vector`); add to the index if it is there.
 
     Args:
@@ -250,7 +253,7 @@ def index_tables(
         on_progress: Called with the number of rows that are done.
 
     Returns:
-        What was written, the fit (None: nothing was fitted, or the index was there), and the number of items in the index.
+        What was written, and the fit (None: nothing was fitted, or the index was there).
 
     Raises:
         GeniusError: If no row has a vector, or the index has another width.
@@ -267,4 +270,4 @@ def index_tables(
         done, model = _new_model(output, sample, queries, fit or more, fit_config, say)
     with Index(output, model, thumbnails=thumbnails) as index:
         report = ingest(index, paths, config, on_progress)
-        return report, done, index.count()
+        return Indexed(report, index.count(), done, fitted=index.model.fitted)

@@ -92,6 +92,23 @@ class IngestReport:
         }
 
 
+@dataclass
+class Indexed:
+    """What a run that made an index, or added to one, did."""
+
+    report: IngestReport
+    items: int = 0  # in the index now
+    fit: Any = None  # the `genius.fit.Fit` of this run; None: nothing was fitted
+    hint: str | None = None  # what people should know of the model
+    fitted: bool = True  # whether the model's codes and decoder were ever fitted
+
+    def to_dict(self) -> dict[str, Any]:
+        body = {"items": self.items, "advice": self.hint, **self.report.to_dict()}
+        if self.fit is not None:
+            body["fit"] = self.fit.to_dict()
+        return body
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file to index: `name` is its id, `caption` the text file that belongs to a picture."""

@@ -22,6 +22,7 @@ from genius.data.readers import TABLE_SUFFIXES, cut_rows
 from genius.errors import GeniusError
 from genius.index import Index, writing
 from genius.index.ingest import (
+    Indexed,
     IngestConfig,
     IngestReport,
     SourceFile,
@@ -55,18 +56,16 @@ class BulkConfig:
     device: str = "auto"
 
 
-@dataclass(slots=True)
-class BulkReport:
+@dataclass
+class BulkReport(Indexed):
     """What a run did, beyond what any indexing reports."""
 
-    report: IngestReport
-    items: int = 0  # in the index now
     parts: int = 0
     failed: list[str] = field(default_factory=list)  # a line for each part that could not be done
     cpu_s: float = 0.0  # processor time of the workers, loading the model aside
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.report.to_dict(), "parts": self.parts, "failed": self.failed, "worker_cpu_s": round(self.cpu_s, 3)}
+        return {**super().to_dict(), "parts": self.parts, "failed": self.failed, "worker_cpu_s": round(self.cpu_s, 3)}
 
 
 @dataclass(frozen=True, slots=True)
