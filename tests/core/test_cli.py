@@ -107,20 +107,10 @@ main()
 
 def test_the_bundled_encoder_says_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a model is fitted over it."""
-    from types import SimpleNamespace
-
     from genius.fit import folder
-    from genius.index.ingest import IngestReport
+    from genius.index.ingest import Indexed, IngestReport
 
-    class Fit:
-        def to_dict(self) -> dict[str, object]:
-            return {}
-
-        def lines(self) -> list[str]:
-            return []
-
-    done = SimpleNamespace(report=IngestReport(), items=1, hint=None, fit=Fit(), fitted=True)
-    monkeypatch.setattr(folder, "index_with_encoder", lambda *_, **__: done)
+    monkeypatch.setattr(folder, "index_with_encoder", lambda *_, **__: Indexed(IngestReport(), 1))
     for encoder, said in (("bundled:mini", True), ("local-dir:x", False)):
         out = CliRunner().invoke(app, ["index", str(tmp_path), "-o", str(tmp_path / "i.genius"), "--encoder", encoder])
         assert out.exit_code == 0 and ("knows drawings" in out.stderr) == said, out.stderr

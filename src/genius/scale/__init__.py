@@ -7,16 +7,14 @@ Imported by the command line alone, behind an option: nothing here is needed, or
 from __future__ import annotations
 
 import os
-import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from genius.errors import GeniusError
 
 LOCAL = "local"
-STARTS = 3  # attempts to start a cluster of this machine
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -33,17 +31,6 @@ def load_ray() -> Any:
     except ImportError:
         raise GeniusError("--ray needs more packages: pip install 'genius-search[ray]'") from None
     return ray
-
-
-def _end_what_began(error: Exception) -> None:
-    """End the processes of a start that failed half-way. `ray.shutdown` knows nothing of them before a start has succeeded: they
-    would stay for as long as this process does, and a second attempt would have to share the machine with them."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        end = getattr(frame.f_locals.get("self"), "kill_all_processes", None)  # that of Ray's Node
-        if end is not None:
-            with suppress(Exception):
-                end(check_alive=False, allow_graceful=False)
-            return
 
 
 @contextmanager
@@ -63,17 +50,12 @@ def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         options |= {"num_cpus": cpus, "include_dashboard": False}
-    for left in reversed(range(STARTS if address == LOCAL else 1)):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # LanceDB's, of forks: Ray's children become other programs
-                ray.init(address=address, **options)
-            break
-        except Exception as error:  # it has no class of its own for this: a busy machine may take longer than its 30 seconds
-            _end_what_began(error)
-            ray.shutdown()
-            if not left:
-                raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # LanceDB's, of forks: Ray's children become other programs
+            ray.init(address=address, **options)
+    except Exception as error:  # it has no class of its own for this
+        raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
     try:
         yield ray
     finally:

@@ -115,8 +115,6 @@ def collection_name(path: str | Path) -> str:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's document, with the request bodies that the routes read themselves and the two ways to send a key."""
-    if app.openapi_schema:
-        return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     _, extra = models_json_schema(
         [(model, "validation") for model in (SearchBody, SearchBatch, ItemsRequest, ItemBody)],
@@ -129,7 +127,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     }
     document["security"] = [{}, {"bearer": []}, {"header": []}]
-    app.openapi_schema = document
     return document
 
 
