@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import io
 import os
 import platform
 import re
@@ -30,11 +30,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from genius.errors import GeniusError
-from genius.files import read_json, write_whole
+from genius.files import read_json, write_json, write_whole
 from genius.index.commit import manifest_name, table_folder
 from genius.index.folder import WriteLock, about_of
 from genius.index.ledger import Ledger, LedgerState, file_sum, size_in
 from genius.index.paths import ABOUT, DELETED, LEDGER, MODEL, PUBLISHED, remove
+from genius.index.store import Store
 
 CLAIMS = "publishing"  # folder of who publishes at the moment
 EVERY_S = 5.0  # between looks at an index that is followed
@@ -93,17 +94,20 @@ class Place:
 
         write_whole(target, copy)
 
-    def send(self, source: Path, name: str) -> None:
-        """One file into an object. Sent again if that fails: an answer that is lost makes the last step of an upload fail."""
+    def send(self, source: Path | bytes, name: str) -> None:
+        """One file, or these bytes, into an object.
+
+        Sent again if that fails: an answer that is lost makes the last step of an upload fail.
+        """
         try:
             self._send(source, name)
         except GeniusError:
             self._send(source, name)
 
-    def _send(self, source: Path, name: str) -> None:
+    def _send(self, source: Path | bytes, name: str) -> None:
         with (
             self._errors("write to"),
-            source.open("rb") as file,
+            io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file,
             self.store.open_output_stream(f"{self.root}/{name}") as stream,
         ):
             shutil.copyfileobj(file, stream, 1 << 20)
@@ -172,9 +176,7 @@ def publish(folder: Path, url: str, alone: bool = False) -> LedgerState:
     about_of(folder)
     place = Place(url)
     with WriteLock(folder / ".lock", 30.0).hold(), _claim(place, alone):
-        state = Ledger(folder).read()
-        if state is None:
-            raise GeniusError(f"{folder} has an earlier format: run genius optimize {folder} first")
+        state = Store(folder).state()
         there = {name: about for name, about in place.files().items() if not _is_claim(name)}
         before = _ledger_state(place)
         _refuse_another(folder, place, state, before, there)
@@ -219,10 +221,7 @@ def _claim(place: Place, alone: bool) -> Iterator[None]:
     mine = f"{CLAIMS}/{secrets.token_hex(8)}"
     done = False
     try:
-        with tempfile.NamedTemporaryFile("w") as file:
-            file.write(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
-            file.flush()
-            place.send(Path(file.name), mine)
+        place.send(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n".encode(), mine)
         for other in [name for name in place.files() if _is_claim(name) and name != mine]:
             if not alone:
                 who = (place.read(other) or b"somebody").decode(errors="replace").strip()
@@ -272,8 +271,7 @@ def _published(folder: Path) -> dict[str, str]:
 
 
 def _note(folder: Path, name: str, mark: str) -> None:
-    noted = {**_published(folder), name: mark}
-    write_whole(folder / PUBLISHED, lambda path: path.write_text(json.dumps(noted)))
+    write_json(folder / PUBLISHED, {**_published(folder), name: mark})
 
 
 def _next(url: str) -> str:
@@ -286,12 +284,18 @@ def _mark(state: LedgerState) -> str:
 
 
 def _ledger_state(place: Place) -> LedgerState | None:
-    body = place.read(LEDGER)
-    if body is None:
+    ledger = place.read(LEDGER)
+    if ledger is None:
         return None
+    return _state_of(ledger)
+
+
+def _state_of(ledger: bytes) -> LedgerState:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / LEDGER).write_bytes(body)
-        return Ledger(Path(folder)).read()
+        (Path(folder) / LEDGER).write_bytes(ledger)
+        state = Ledger(Path(folder)).read()
+        assert state is not None
+        return state
 
 
 def fetch_index(url: str, folder: Path) -> LedgerState:
@@ -308,9 +312,10 @@ def fetch_index(url: str, folder: Path) -> LedgerState:
 
 
 def _fetch(place: Place, folder: Path) -> LedgerState:
-    state = _ledger_state(place)
-    if state is None:
+    ledger = place.read(LEDGER)
+    if ledger is None:
         raise GeniusError(f"no index at {place.url} (genius publish INDEX {place.url} puts one there)")
+    state = _state_of(ledger)
     table = table_folder(folder)
     for name, noted in state.files.items():
         path = table / name
@@ -322,12 +327,9 @@ def _fetch(place: Place, folder: Path) -> LedgerState:
     for name in place.files():
         if name in (ABOUT, DELETED) or (name.startswith(f"{MODEL}/") and ".." not in name):
             place.fetch(name, folder / name)
-    with tempfile.TemporaryDirectory() as scratch:
-        place.fetch(LEDGER, Path(scratch) / LEDGER)
-        found = Ledger(Path(scratch)).read()
-        if found is None or found.head != state.head:
-            raise FileNotFoundError(LEDGER)  # published again meanwhile
-        write_whole(folder / LEDGER, lambda path: shutil.copyfile(Path(scratch) / LEDGER, path))
+    if place.read(LEDGER) != ledger:
+        raise FileNotFoundError(LEDGER)  # published again meanwhile
+    write_whole(folder / LEDGER, lambda path: path.write_bytes(ledger))
     for path in table.rglob("*"):
         if path.is_file() and path.relative_to(table).as_posix() not in state.files:
             path.unlink()

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi import Path as PathParameter
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
@@ -38,7 +38,7 @@ DESCRIPTION = """Search with text, an image, or both; add, replace and delete it
 Errors have one shape: `{"error": {"code", "message", "request_id"}}`. With API keys configured, send
 `Authorization: Bearer KEY`: a *read* key searches and shows, a *write* key also changes.
 """
-page_router = APIRouter(include_in_schema=False)
+PAGES = {"/": "index.html", "/docs": "docs.html", "/favicon.ico": "icon.svg"}
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -98,7 +98,8 @@ def create_app(index: Index | Mapping[str, Index], config: ServeConfig | None = 
     app.include_router(collection_router, prefix="/v1")
     app.include_router(collection_router, prefix="/v1/collections/{collection}", dependencies=[Depends(named_collection)])
     app.include_router(system_router)
-    app.include_router(page_router)
+    for path in (*PAGES, "/static/{name}"):
+        app.add_api_route(path, _file, include_in_schema=False)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     document = cache(lambda: json.dumps(app.openapi()).encode())
     app.add_route("/openapi.json", lambda request: Response(document(), media_type="application/json"), include_in_schema=False)
@@ -144,7 +145,9 @@ def _load() -> dict[str, tuple[bytes, str, str]]:
 FILES = _load()
 
 
-def _file(request: Request, name: str) -> Response:
+async def _file(request: Request) -> Response:
+    """A file of the page: the one that a route stands for, or names."""
+    name = PAGES.get(request.scope["route"].path) or request.path_params["name"]
     if name not in FILES:
         raise ApiError(404, f"no such file: {name}")
     content, media_type, tag = FILES[name]
@@ -152,23 +155,3 @@ def _file(request: Request, name: str) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(content, 200, headers, media_type)
-
-
-@page_router.get("/")
-async def page(request: Request) -> Response:
-    return _file(request, "index.html")
-
-
-@page_router.get("/docs")
-async def docs(request: Request) -> Response:
-    return _file(request, "docs.html")
-
-
-@page_router.get("/static/{name}")
-async def static(request: Request, name: str) -> Response:
-    return _file(request, name)
-
-
-@page_router.get("/favicon.ico")
-async def icon(request: Request) -> Response:
-    return _file(request, "icon.svg")
