@@ -49,7 +49,7 @@ from genius.index.ingest import IngestConfig
 from genius.index.ledger import Ledger
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
-from genius.scale.bulk import BulkConfig, PartEncoder, bulk_index
+from genius.scale.bulk import BulkConfig, Encoder, bulk_index
 
 CLASSES = {"open": 1, "write": 2, "sync": 4, "rename": 8, "link": 16, "unlink": 32, "mkdir": 64, "read": 128, "mmap": 256}
 WRITES = sum(CLASSES[name] for name in ("open", "write", "sync", "rename", "link", "unlink", "mkdir"))
@@ -290,12 +290,12 @@ def open_building_a_cache(folder: Path, model: Genius) -> Contents:
 
 
 def bulk(folder: Path, model: Genius) -> None:
-    """Workers' parts are encoded here. All texts are one part, which is one commit."""
+    """Batches are encoded here. All texts are one batch, which is one commit."""
 
-    def in_turn(task: Any, parts: Any, say: Any) -> Any:
-        encoder = PartEncoder(task)
-        for part in parts:
-            yield part, encoder.encode(part)
+    def in_turn(index: Path, config: BulkConfig, batches: Any, say: Any) -> Any:
+        encoder = Encoder(index, config)
+        for batch in batches:
+            yield batch, encoder.encode(batch)
 
     config = BulkConfig(thumbnails=0, device="cpu")
     bulk_index([folder.parent / "texts"], folder / "x.genius", model, IngestConfig(), config, spread=in_turn)  # type: ignore[arg-type]

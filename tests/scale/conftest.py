@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from fake_encoder import fake_model, register
 from scale_fixtures import Killed
 
-from genius.scale.bulk import Part, PartEncoder, Results, Say, Spread, Task
+from genius.scale.bulk import Batch, BulkConfig, Encoder, Results, Say, Spread
 
 register()
 
@@ -23,15 +24,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def in_turn() -> Callable[..., Spread]:
-    """A way to encode parts without Ray: one after the other, here; killed after the first `most`."""
+    """A way to encode batches without Ray: one after the other, here; killed after the first `most`."""
 
     def spread(most: int = 10**9) -> Spread:
-        def run(task: Task, parts: Sequence[Part], say: Say) -> Results:
-            encoder = PartEncoder(task)
-            for number, part in enumerate(parts):
+        def run(folder: Path, config: BulkConfig, batches: Iterator[Batch], say: Say) -> Results:
+            encoder = Encoder(folder, config)
+            for number, batch in enumerate(batches):
                 if number == most:
                     raise Killed
-                yield part, pickle.loads(pickle.dumps(encoder.encode(part)))
+                sent = pickle.loads(pickle.dumps(batch))
+                yield batch, pickle.loads(pickle.dumps(encoder.encode(sent)))
 
         return run
 

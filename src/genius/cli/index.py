@@ -116,7 +116,6 @@ def index(
     workers: Annotated[
         int, typer.Option(metavar="N", min=0, help="With --ray: number of workers. 0: one per GPU, or one per CPU.")
     ] = 0,
-    part_rows: Annotated[int, typer.Option(metavar="N", min=1, help="With --ray: items per task.")] = 1024,
     as_json: JsonOption = False,
 ) -> None:
     """Index images, texts and tables. Run it again at any time: only changed files are read.
@@ -183,8 +182,8 @@ def index(
         model = "bundled:mini"
     with phases() as tell, kept_if_interrupted():
 
-        def on_progress(count: int, total: int = 0) -> None:
-            tell("indexing", count, total)
+        def on_progress(count: int) -> None:
+            tell("indexing", count, 0)
 
         if not paths:
             done = _as_it_is(output)
@@ -199,7 +198,7 @@ def index(
         elif ray is not None:
             from genius.scale.bulk import BulkConfig, bulk_index
 
-            bulk = BulkConfig(ray, workers, part_rows, thumbnails, device)
+            bulk = BulkConfig(ray, workers, thumbnails, device)
             done = bulk_index(paths, output, model, config, bulk, on_progress, note)
         elif encoder is not None:
             from genius.fit.folder import index_with_encoder
@@ -338,13 +337,7 @@ def _changes(output: Path, paths: list[Path], config: IngestConfig, every: float
 
 
 def _exit_status(done: Indexed) -> None:
-    """Exit status 1 if something was skipped or failed. Everything else is in the index; the same command tries again."""
-    failed: list[str] = getattr(done, "failed", [])  # of --ray
-    if failed:
-        for line in failed[:SHOWN]:
-            note(f"failed: {line}")
-        note(f"failed: {counted(len(failed), 'part')}; run the same command again")
-        raise typer.Exit(1)
+    """Exit status 1 if something was skipped. Everything else is in the index; the same command tries again."""
     skipped = done.report.problems.total
     if skipped:
         note(f"{counted(skipped, 'entry')} skipped: correct what is named above and run the same command again")

@@ -10,7 +10,6 @@ import codecs
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -33,53 +32,11 @@ TABLE_SUFFIXES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"})
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RowRange:
-    """A range of a table's rows, for reading one file in several places at once.
-
-    Args:
-        first: Row, counted from 0.
-        count: Rows.
-        byte: Of lines of text: where the first row begins.
-    """
-
-    first: int
-    count: int
-    byte: int = 0
-
-
-def cut_rows(path: Path, size: int) -> list[RowRange]:
-    """A table in ranges of `size` rows. CSV is one range: the types of its columns depend on all rows.
-
-    Parquet names its number of rows; lines of JSON are counted.
-    """
-    if path.suffix.lower() == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        with reading(path, pa.ArrowException, MemoryError), open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
-            rows = int(file.metadata.num_rows)
-        return [RowRange(first, min(size, rows - first)) for first in range(0, rows, size)]
-    if is_csv(path):
-        return [RowRange(0, 1 << 62)]
-    cuts = [0]
-    lines = 0
-    with open_regular(path) as file:
-        for _ in _lines(file):
-            lines += 1
-            if lines % size == 0:
-                cuts.append(file.tell())
-    return [RowRange(i * size, min(size, lines - i * size), byte) for i, byte in enumerate(cuts) if i * size < lines]
-
-
-def read_rows(
-    path: Path, part: RowRange | None = None, types: Mapping[str, str] | None = None
-) -> Iterator[tuple[int, Row | str]]:
+def read_rows(path: Path, types: Mapping[str, str] | None = None) -> Iterator[tuple[int, Row | str]]:
     """Rows of a table file.
 
     Args:
         path: A JSONL, CSV, TSV or Parquet file.
-        part: Only these rows.
         types: Of CSV: which columns hold a "number" or a "boolean"; a cell that is none stays text. None: those columns in
             which every cell is one.
 
@@ -93,9 +50,9 @@ def read_rows(
         if is_csv(path):
             yield from _read_csv(path, types)
         elif path.suffix.lower() == ".parquet":
-            yield from _read_parquet(path, part)
+            yield from _read_parquet(path)
         else:
-            yield from read_jsonl_rows(path, part)
+            yield from read_jsonl_rows(path)
 
 
 def is_csv(path: Path) -> bool:
@@ -103,12 +60,10 @@ def is_csv(path: Path) -> bool:
     return path.suffix.lower() in (".csv", ".tsv")
 
 
-def read_jsonl_rows(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+def read_jsonl_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
     """`read_rows` of lines of JSON objects."""
-    part = part or RowRange(0, 1 << 62)
     with open_regular(path) as file:
-        file.seek(part.byte)
-        for number, line in zip(range(part.first + 1, part.first + part.count + 1), _lines(file), strict=False):
+        for number, line in enumerate(_lines(file), 1):
             if isinstance(line, str):
                 yield number, line
                 continue
@@ -139,7 +94,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes | str]:
 
 
 def _read_csv(path: Path, types: Mapping[str, str] | None) -> Iterator[tuple[int, Row | str]]:
-    """The whole file; its only range is that."""
     if types is None:
         types = _types_of_all(path)
     for number, row in csv_rows(path):
@@ -230,23 +184,16 @@ _LIMITS: dict[str, Any] = {
 }
 
 
-def _read_parquet(path: Path, part: RowRange | None = None) -> Iterator[tuple[int, Row | str]]:
+def _read_parquet(path: Path) -> Iterator[tuple[int, Row | str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part = part or RowRange(0, 1 << 62)
     try:
         with open_regular(path), pq.ParquetFile(path, **_LIMITS) as file:
             if len(file.schema_arrow.names) > MAX_COLUMNS:
                 raise GeniusError(f"{len(file.schema_arrow.names):,} columns; at most {MAX_COLUMNS}")
-            groups, number = _groups(file.metadata, part)
-            for batch in file.iter_batches(_batch_size(file.metadata, path.stat().st_size), groups):
-                for row in _batch_rows(batch):
-                    number += 1
-                    if number > part.first + part.count:
-                        return
-                    if number > part.first:
-                        yield number, row
+            batches = file.iter_batches(_batch_size(file.metadata, path.stat().st_size))
+            yield from enumerate((row for batch in batches for row in _batch_rows(batch)), 1)
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, MemoryError, SystemError) as error:
         raise GeniusError(f"cannot read {path}: {said(error)}") from None
 
@@ -265,21 +212,6 @@ def parquet_lists(path: Path) -> dict[str, bool]:
             entries = column.type.value_type
             lists[column.name] = pa.types.is_string(entries) or pa.types.is_large_string(entries)
     return lists
-
-
-def _groups(about: Any, part: RowRange) -> tuple[list[int], int]:
-    """Row groups that hold rows of a range, and how many rows lie before them."""
-    groups = []
-    before = 0
-    at = 0
-    for number in range(about.num_row_groups):
-        end = at + about.row_group(number).num_rows
-        if end <= part.first:
-            before = end
-        elif at < part.first + part.count:
-            groups.append(number)
-        at = end
-    return groups, before
 
 
 def _batch_size(about: Any, packed: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from genius.data.readers import TABLE_SUFFIXES, Row, RowRange, is_csv, parquet_lists, read_rows
+from genius.data.readers import TABLE_SUFFIXES, Row, is_csv, parquet_lists, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
 from genius.index.metadata import (
@@ -30,6 +30,7 @@ from genius.index.metadata import (
 )
 from genius.index.names import common_root, deleted_ids, file_id, keep_deleted, real_path, root_of
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
+from genius.index.results import AddReport
 from genius.pictures import exif_of
 from genius.types import IMAGE_SUFFIXES, Item
 
@@ -117,7 +118,6 @@ class SourceFile:
     name: str
     root: Path  # what it must not lead out of
     caption: Path | None = None
-    rows: RowRange | None = None  # of a table: these rows, not all
 
     @property
     def source(self) -> str:
@@ -130,6 +130,7 @@ def ingest(
     paths: Sequence[str | Path],
     config: IngestConfig | None = None,
     on_progress: Callable[[int], None] | None = None,
+    write: Callable[[Iterator[Stamped]], AddReport] | None = None,
 ) -> IngestReport:
     """Index files and folders.
 
@@ -138,6 +139,7 @@ def ingest(
         paths: Files and folders.
         config: How files become items.
         on_progress: Called with the number of items that are done, whether written, unchanged or skipped.
+        write: Writes new and changed items; None: `genius.index.writing.write`.
     """
     config = config or IngestConfig()
     report = IngestReport()
@@ -148,14 +150,17 @@ def ingest(
     columns = index.consistent(lambda: index.reader().columns)
     items = read_items(files, config, report, tell, columns)
     changed = changed_items(index, items, seen, report, tell, config.undelete)
-    total = writing.write(
-        index,
-        changed,
-        replace=True,
-        batch_size=config.batch_size,
-        on_error="skip",
-        on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
-    )
+    if write is None:
+        total = writing.write(
+            index,
+            changed,
+            replace=True,
+            batch_size=config.batch_size,
+            on_error="skip",
+            on_progress=lambda part: tell(part.added + part.replaced + part.problems.total),
+        )
+    else:
+        total = write(changed)
     report.added = total.added
     report.replaced = total.replaced
     report.problems += total.problems
@@ -167,21 +172,11 @@ def ingest(
     else:
         report.gone = len(deleted_items)
     if config.undelete:
-        forget_deleted(index, seen)
+        kept = deleted_ids(index.path) - seen
+        with index.write_lock.hold():
+            keep_deleted(index.path, kept)
     report.seconds = time.monotonic() - started
     return report
-
-
-def forget_deleted(index: Index, ids: set[str]) -> None:
-    """Forget that these items were deleted by hand: they are indexed again.
-
-    Args:
-        index: The index.
-        ids: Of the items.
-    """
-    kept = deleted_ids(index.path) - ids
-    with index.write_lock.hold():
-        keep_deleted(index.path, kept)
 
 
 # -- finding ---------------------------------------------------------------------------------------------------
@@ -352,7 +347,7 @@ def _column_types(
     csv = is_csv(file.path)
     types = ColumnTypes(config.columns, csv, known, config.as_text)
     try:
-        for number, row in read_rows(file.path, file.rows, {}):
+        for number, row in read_rows(file.path, {}):
             try:
                 _row_item(file, number, row, config, {})
                 if isinstance(row, dict):
@@ -386,7 +381,7 @@ def _table(
     bad = in_a_row = 0
     by_column, by_key = _column_types(file, config, known)
     try:
-        for number, row in read_rows(file.path, file.rows, by_column):
+        for number, row in read_rows(file.path, by_column):
             try:
                 item, mark = _row_item(file, number, row, config, by_key)
             except BAD_ROW as error:
