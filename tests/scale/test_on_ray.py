@@ -22,8 +22,7 @@ from genius.errors import GeniusError
 from genius.index import Index
 from genius.index.check import check
 from genius.index.ingest import IngestConfig, ingest
-from genius.scale import connected
-from genius.scale.bulk import BulkConfig, bulk_index
+from genius.scale.bulk import BulkConfig, bulk_index, connected
 
 
 @pytest.fixture(scope="session")

@@ -228,8 +228,8 @@ def _items() -> Iterator[Case]:
         yield post(f"id {item_id!r}"[:40], {"items": [{"id": item_id, "text": "t"}]})
     for metadata in (
         [], "x", {"a": [1]}, {"a": {"b": 1}}, {"": 1}, {"1a": 1}, {"a b": 1}, {"a;DROP": 1}, {"_seq": 1}, {"id": "x"}, {"text": "x"},  # noqa: E501
-        {"a" * 65: 1}, {"price": "a string"}, {"colour": 5}, {"round": "yes"}, {"n": 2**60}, {"n": -(2**70)}, {"s": "x" * 10_001},
-        {f"k{i}": i for i in range(65)}, {"image": "x"}, {"s": "\x00"},
+        {"a" * 65: 1}, {"price": "a string"}, {"colour": 5}, {"round": "yes"}, {"n": 2**60}, {"n": -(2**70)}, {"s": "x" * 65_537},
+        {f"k{i}": i for i in range(65)}, {"image": "x"},
     ):  # fmt: skip
         yield post(f"metadata {json.dumps(metadata)[:30]}", {"items": [{"id": "bad-1", "text": "t", "metadata": metadata}]})
     nan = b'{"items": [{"id": "bad-1", "text": "t", "metadata": {"price": NaN}}]}'

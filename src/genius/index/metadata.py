@@ -47,32 +47,32 @@ EXACT = 2**53  # integers up to here are exact as 64-bit floats
 _KEY = re.compile(r"[^\W\d_]\w{0,63}")
 
 
-def check_metadata(item_id: str, metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool | list[str]]:
-    """The metadata without its None values, dates as ISO texts; or one clear line."""
+def check_metadata(metadata: Mapping[str, Any], where: str = "") -> dict[str, str | int | float | bool | list[str]]:
+    """The metadata without its None values, dates as ISO texts; or one clear line, which begins with `where`."""
     if not isinstance(metadata, Mapping):
-        raise GeniusError(f"item {item_id!r}: metadata must be a mapping, got {type(metadata).__name__}")
+        raise GeniusError(f"{where}metadata must be a mapping, got {type(metadata).__name__}")
     clean: dict[str, str | int | float | bool | list[str]] = {}
     for key, value in metadata.items():
         if value is None:
             continue
-        check_key(key, f"item {item_id!r}: ")
+        check_key(key, where)
         if isinstance(value, datetime | date | time):
             value = value.isoformat()
         if field_type_of(value) is None:
             raise GeniusError(
-                f"item {item_id!r}: metadata {key!r} must be a string, number, boolean, date or a list of strings, "
+                f"{where}metadata {key!r} must be a string, number, boolean, date or a list of strings, "
                 f"got {type(value).__name__}"
             )
         if isinstance(value, list | tuple):
-            value = _check_texts(value, f"item {item_id!r}: metadata {key!r}")
+            value = _check_texts(value, f"{where}metadata {key!r}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise GeniusError(f"item {item_id!r}: metadata {key!r} is {value}; use a finite number or leave it out")
+            raise GeniusError(f"{where}metadata {key!r} is {value}; use a finite number or leave it out")
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
-            raise GeniusError(f"item {item_id!r}: metadata {key!r} is beyond 2^53; store it as a string")
+            raise GeniusError(f"{where}metadata {key!r} is beyond 2^53; store it as a string")
         if isinstance(value, str):
             if len(value) > MAX_TEXT:
-                raise GeniusError(f"item {item_id!r}: metadata {key!r} has {len(value):,} characters, more than {MAX_TEXT:,}")
-            check_unicode(value, f"item {item_id!r}: metadata {key!r}")
+                raise GeniusError(f"{where}metadata {key!r} has {len(value):,} characters, more than {MAX_TEXT:,}")
+            check_unicode(value, f"{where}metadata {key!r}")
         clean[key] = value
     return clean
 

@@ -314,4 +314,4 @@ def _check(item: Item) -> dict[str, Any]:
             raise GeniusError(f"item {item.id!r}: the text has no words")
         if len(item.text) > MAX_TEXT:
             raise GeniusError(f"item {item.id!r}: the text has {len(item.text):,} characters, more than {MAX_TEXT:,}")
-    return meta.check_metadata(item.id, item.metadata)
+    return meta.check_metadata(item.metadata, f"item {item.id!r}: ")

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from PIL import Image, UnidentifiedImageError
+from PIL.ExifTags import GPS, IFD, Base
 
 from genius.errors import GeniusError, PictureError
 from genius.files import open_regular
@@ -100,13 +101,6 @@ USUAL_COST = 8
 NARROW_COST = 4  # modes of one byte per pixel
 PROGRESSIVE_COST = 7  # libjpeg keeps the coefficients of the whole picture, however small it is decoded
 
-# EXIF tags
-MAKE = 271
-MODEL = 272
-CHANGED = 306
-DETAILS = 0x8769
-PLACE = 0x8825
-TAKEN = 36867
 DATE = re.compile(r"(\d{4}):(\d\d):(\d\d) (\d\d):(\d\d):(\d\d)")
 
 
@@ -352,7 +346,7 @@ def _upright(picture: Image.Image, small: Image.Image) -> Image.Image:
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }
-    turn = turns.get(picture.getexif().get(0x0112, 1))
+    turn = turns.get(picture.getexif().get(Base.Orientation, 1))
     if turn is None:
         return small
     return small.transpose(turn)
@@ -372,23 +366,25 @@ def exif_of(path: Path) -> dict[str, str | float]:
     try:
         with opened(path, str(path)) as picture:
             body = picture.getexif()
-            details = dict(body.get_ifd(DETAILS))
-            place = dict(body.get_ifd(PLACE))
-            tags = {key: body.get(key) for key in (MAKE, MODEL, CHANGED)}
+            tags = {key: body.get(key) for key in (Base.Make, Base.Model, Base.DateTime)}
+            details = dict(body.get_ifd(IFD.Exif))
+            place = dict(body.get_ifd(IFD.GPSInfo))
     except PictureError:
         return {}  # reported when it is encoded
     out: dict[str, str | float] = {}
-    date = DATE.match(str(details.get(TAKEN) or tags[CHANGED] or ""))
+    date = DATE.match(str(details.get(Base.DateTimeOriginal) or tags[Base.DateTime] or ""))
     if date is not None:
         year, month, day, *clock = date.groups()
         out["taken"] = f"{year}-{month}-{day}T{':'.join(clock)}"
-    make, model = (_words(tags[key]) for key in (MAKE, MODEL))
+    make, model = (_words(tags[key]) for key in (Base.Make, Base.Model))
     camera = model
     if not model.lower().startswith(make.lower()):
         camera = f"{make} {model}".strip()
     if camera:
         out["camera"] = camera
-    for name, side, value, most in (("latitude", 1, 2, 90.0), ("longitude", 3, 4, 180.0)):
+    latitude = ("latitude", GPS.GPSLatitudeRef, GPS.GPSLatitude, 90.0)
+    longitude = ("longitude", GPS.GPSLongitudeRef, GPS.GPSLongitude, 180.0)
+    for name, side, value, most in (latitude, longitude):
         degrees = _degrees(place.get(value), str(place.get(side, "")))
         if degrees is not None and abs(degrees) <= most:
             out[name] = round(degrees, 6)

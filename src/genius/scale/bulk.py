@@ -10,8 +10,10 @@ it is named and left out; a later run tries it again.
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,13 @@ from genius.index.folder import about_of, load_index_model
 from genius.index.ingest import Indexed, IngestConfig, ingest
 from genius.index.prepare import Prepared, Stamped, prepare
 from genius.index.results import AddReport
-from genius.scale import connected, load_ray
 
+LOCAL = "local"
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 TRIES = 3  # workers that a batch may outlive
 AHEAD = 4  # batches per worker that are encoded, or wait for their turn to be committed
 SILENCE = 120.0  # seconds without any worker after which a message says that we wait
@@ -119,6 +126,49 @@ def bulk_index(
 
         done = ingest(index, paths, ingest_config, on_progress, write)
         return Indexed(done, index.count(), hint=index.advice())
+
+
+# -- Ray ---------------------------------------------------------------------------------------------------------
+
+
+def load_ray() -> Any:
+    """Ray, or one line that says how to get it."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise GeniusError("--ray needs more packages: pip install 'genius-search[ray]'") from None
+    return ray
+
+
+@contextmanager
+def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
+    """Ray, connected: to the cluster at `address`, or with "local" to one of this machine that ends with the block.
+
+    A program that is connected already stays so.
+
+    Args:
+        address: Of a cluster, or "local" for one on this machine that ends with the block.
+        cpus: Processors of a local cluster; None: this machine's.
+    """
+    ray = load_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options |= {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # LanceDB's, of forks: Ray's children become other programs
+            ray.init(address=address, **options)
+    except Exception as error:  # it has no class of its own for this
+        raise GeniusError(f"cannot reach a Ray cluster at {address!r}: {' '.join(str(error).split())[:200]}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def _on_ray(folder: Path, config: BulkConfig, batches: Iterator[Batch], say: Say) -> Results:

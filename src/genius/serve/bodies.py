@@ -11,7 +11,7 @@ import binascii
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -149,12 +149,11 @@ def decode_image(data: bytes, config: ServeConfig, shrink: Callable[[Image.Image
     """Bytes to an upright RGB image, as small as `shrink` makes it. Large ones are decoded one at a time: the memory of one is
     given back before the next begins."""
     with _uploaded(data, config) as image:
-        large = _peak_bytes(image) > DECODING.capacity // 4
-    with ExitStack() as stack:
-        if large:
-            stack.enter_context(_large_images)
-        image = stack.enter_context(_uploaded(data, config))
-        return shrink(stack.enter_context(decoded(image, config.query_side)))
+        turn: AbstractContextManager[object] = nullcontext()
+        if _peak_bytes(image) > DECODING.capacity // 4:
+            turn = _large_images
+        with turn, decoded(image, config.query_side) as rgb:
+            return shrink(rgb)
 
 
 @contextmanager
@@ -170,8 +169,6 @@ def _uploaded(data: bytes, config: ServeConfig) -> Iterator[Image.Image]:
         with opened(data, "the image") as image:
             _check_header(image, config)
             yield image
-    except _Refused as refused:
-        raise ApiError(refused.status, str(refused)) from None
     except TooManyPixels:
         raise ApiError(413, f"image: more than {config.max_pixels:,} pixels") from None
     except PictureError:
@@ -181,13 +178,13 @@ def _uploaded(data: bytes, config: ServeConfig) -> Iterator[Image.Image]:
 def _check_header(image: Image.Image, config: ServeConfig) -> None:
     width, height = image.size
     if width * height > config.max_pixels:
-        raise _Refused(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
+        raise ApiError(413, f"image: {width} x {height} pixels, more than {config.max_pixels:,}")
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise _Refused(422, f"image: {width} x {height} is too thin")
+        raise ApiError(422, f"image: {width} x {height} is too thin")
     cost = _peak_bytes(image)
     if cost > DECODING.capacity:
         needed = f"{cost // 1_000_000} MB, more than {DECODING.capacity // 1_000_000} MB"
-        raise _Refused(413, f"image: {width} x {height} pixels of {image.format} take {needed} to decode")
+        raise ApiError(413, f"image: {width} x {height} pixels of {image.format} take {needed} to decode")
 
 
 def _peak_bytes(image: Image.Image) -> int:
@@ -195,14 +192,6 @@ def _peak_bytes(image: Image.Image) -> int:
     if image.format in HEAVY_FORMATS:
         return image.width * image.height * HEAVY_BYTES_PER_PIXEL
     return decoding_cost(image)
-
-
-class _Refused(PictureError):
-    """Refused by its header."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 # -- bodies ----------------------------------------------------------------------------------------------------

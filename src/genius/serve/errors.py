@@ -58,7 +58,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """What OpenAPI says of all responses that are no success."""
 
 
-class ApiError(Exception):
+class ApiError(GeniusError):
     """A response of `status` with one line for the caller."""
 
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:

@@ -19,6 +19,7 @@ from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from genius.index.metadata import check_metadata
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
 from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
 from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
@@ -376,7 +377,7 @@ def _item(body: ItemBody, item_id: str, image: bytes | None) -> Item:
         item_id,
         image=image,
         text=body.text,
-        metadata=body.metadata,
+        metadata=check_metadata(body.metadata, f"item {item_id!r}: "),
         vector=body.vector,
         modality=body.modality,  # type: ignore[arg-type]  # a label is parsed
     )

@@ -8,31 +8,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, field_validator, model_validator
 
 from genius.pictures import NAMES
 from genius.search.params import WORDS_WEIGHT
 
 TargetName = Literal["image", "text", "pair"]
 AnyTarget = Literal["image", "text", "pair", "any"]
-EXACT = 2**53  # larger integers are not exact in JSON, nor in the index
 Mode = Literal["similarity", "words", "hybrid"]
 HARD_MAX_K = 1000
 MAX_WIDTH = 16_384  # of vectors
 
 # Control characters in an id would make logs and URLs ambiguous; "." and ".." cannot stand in a URL at all.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_FIELD = re.compile(r"[^\W\d_]\w{0,63}")
 
 ItemId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-Scalar = (
-    Annotated[bool, Field(strict=True)]
-    | Annotated[int, Field(strict=True, ge=-EXACT, le=EXACT)]
-    | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-    | Annotated[str, StringConstraints(strict=True, max_length=10_000)]
-    | Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=10_000)]], Field(max_length=256)]
-    | None
-)
+_VALUES = [{"type": name} for name in ("boolean", "number", "string", "null")]
+MetadataValue = Annotated[Any, WithJsonSchema({"anyOf": [*_VALUES, {"type": "array", "items": {"type": "string"}}]})]
+"""What `genius.index.metadata.check_metadata` accepts; it is called by the routes."""
 
 
 def check_id(value: str) -> str:
@@ -142,34 +135,11 @@ class ItemBody(Strict):
         None, min_length=1, max_length=MAX_WIDTH, description="A vector of your own in place of the encoder's."
     )
     modality: TargetName | None = Field(None, description="Of an item that is only a vector; text if absent.")
-    metadata: dict[str, Scalar] = Field(
+    metadata: dict[str, MetadataValue] = Field(
         default_factory=dict, max_length=64, description="Flat fields for `where` and for display."
     )
 
     _texts = field_validator("text")(_no_nul)
-
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _exact(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value  # pydantic says what is wrong
-        for name, content in value.items():
-            if isinstance(content, int) and abs(content) > EXACT:  # else it would pass as an inexact float
-                raise ValueError(f"{str(name)[:80]!r} is beyond 2^53: send it as a string")
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _fields(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name, content in value.items():
-            if not _FIELD.fullmatch(name):
-                raise ValueError(f"{name[:80]!r} is not a field name: a letter, then letters, digits or _, at most 64")
-            if isinstance(content, str):
-                _no_nul(content)
-            if isinstance(content, list):
-                for entry in content:
-                    _no_nul(entry)
-        return value
 
     @model_validator(mode="after")
     def _has_content(self) -> ItemBody:
