@@ -93,4 +93,4 @@ def test_what_the_job_runs_is_a_command_of_ours() -> None:
     command = typer.main.get_command(app).commands[words[1]]  # type: ignore[attr-defined]
     assert words[0] == "genius"
     context = command.make_context(words[1], words[2:])
-    assert context.params["ray"] == "auto" and context.params["part_rows"] == 8192
+    assert context.params["ray"] == "auto" and context.params["batch"] == 2048
