@@ -293,8 +293,6 @@ class Backend:
 
     def _sort_keys(self, where: str | None, order_by: str | None, descending: bool) -> list[SortKey]:
         """(value, id) of all matching items in order."""
-        if order_by is not None:
-            self.check_field(order_by)
         keys = [(value, item_id) for item_id, value in self.index.values(order_by, where)]
         return sorted(keys, key=Page(0, None, where, order_by, descending).order)
 
@@ -461,21 +459,6 @@ class Backend:
 
 def join(prefix: Sequence[int]) -> str:
     return "-".join(str(code) for code in prefix)
-
-
-def parse_prefix(text: str, level_sizes: Sequence[int]) -> tuple[int, ...]:
-    """`"2-17-301"` -> (2, 17, 301), within what the model's codebooks hold."""
-    if not text:
-        return ()
-    parts = text.split("-")
-    if any(not (part.isascii() and part.isdigit() and len(part) <= 6) for part in parts):
-        raise GeniusError("a prefix is codes joined by '-', such as 2-17-301")
-    if len(parts) > len(level_sizes):
-        raise GeniusError(f"a prefix has at most {len(level_sizes)} codes here")
-    for level, part in enumerate(parts):
-        if int(part) >= level_sizes[level]:
-            raise GeniusError(f"code {level + 1} is 0 to {level_sizes[level] - 1}, not {int(part)}")
-    return tuple(int(part) for part in parts)
 
 
 def _image_of(item: Item) -> bytes | Path:

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from genius.index.metadata import check_metadata
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
-from genius.serve.backend import CHILDREN, Backend, Page, parse_prefix
+from genius.serve.backend import CHILDREN, Backend, Page
 from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
 from genius.serve.errors import ERRORS, ApiError
 from genius.serve.logs import CONTENT_TYPE
@@ -428,7 +428,7 @@ async def codes(
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and items below the prefix. 404 if there are none."""
     call = allowed(request, "read")
-    codes_of_prefix = parse_prefix(prefix, call.backend.index.about.levels)
+    codes_of_prefix = tuple(int(code) for code in prefix.split("-"))
     return answer(await call.read(lambda: call.backend.browse(codes_of_prefix, children)))
 
 
