@@ -49,7 +49,7 @@ from genius.index.ingest import IngestConfig
 from genius.index.ledger import Ledger
 from genius.index.paths import ORIGIN, remove
 from genius.index.repair import repair, restore, snapshot
-from genius.scale.bulk import BulkConfig, Encoder, bulk_index
+from genius.scale.bulk import BatchEncoder, BulkConfig, bulk_index
 
 CLASSES = {"open": 1, "write": 2, "sync": 4, "rename": 8, "link": 16, "unlink": 32, "mkdir": 64, "read": 128, "mmap": 256}
 WRITES = sum(CLASSES[name] for name in ("open", "write", "sync", "rename", "link", "unlink", "mkdir"))
@@ -293,7 +293,7 @@ def bulk(folder: Path, model: Genius) -> None:
     """Batches are encoded here. All texts are one batch, which is one commit."""
 
     def in_turn(index: Path, config: BulkConfig, batches: Any, say: Any) -> Any:
-        encoder = Encoder(index, config)
+        encoder = BatchEncoder(index, config)
         for batch in batches:
             yield batch, encoder.encode(batch)
 

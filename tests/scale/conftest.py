@@ -10,7 +10,7 @@ import pytest
 from fake_encoder import fake_model, register
 from scale_fixtures import Killed
 
-from genius.scale.bulk import Batch, BulkConfig, Encoder, Results, Say, Spread
+from genius.scale.bulk import Batch, BatchEncoder, BulkConfig, Results, Say, Spread
 
 register()
 
@@ -28,7 +28,7 @@ def in_turn() -> Callable[..., Spread]:
 
     def spread(most: int = 10**9) -> Spread:
         def run(folder: Path, config: BulkConfig, batches: Iterator[Batch], say: Say) -> Results:
-            encoder = Encoder(folder, config)
+            encoder = BatchEncoder(folder, config)
             for number, batch in enumerate(batches):
                 if number == most:
                     raise Killed

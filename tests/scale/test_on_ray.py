@@ -38,7 +38,7 @@ def kill_a_worker(told: list[int], killed: list[int]) -> None:
     deadline = time.monotonic() + 120
     while not told and time.monotonic() < deadline:
         time.sleep(0.01)
-    for pid in marked("ray::Encoder")[:1]:
+    for pid in marked("ray::BatchEncoder")[:1]:
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)
 

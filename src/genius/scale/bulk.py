@@ -1,6 +1,6 @@
 """`genius index ... --ray`: workers run the encoder, this process does everything else as `genius index` does without Ray.
 
-This process reads files and tables, compares items with the index, hands batches of new items to the workers (`Encoder`, Ray
+This process reads files and tables, compares items with the index, hands batches of new items to the workers (`BatchEncoder`, Ray
 actors that hold the model), and commits what they return, in order. So a run that was stopped needs no notes of its own: the
 next one finds the committed items unchanged.
 
@@ -51,7 +51,7 @@ class BulkConfig:
     device: str = "auto"
 
 
-class Encoder:
+class BatchEncoder:
     """Encodes batches of items with the model of an index.
 
     Args:
@@ -182,7 +182,7 @@ def _on_ray(folder: Path, config: BulkConfig, batches: Iterator[Batch], say: Say
         if gpus:
             options = {"num_gpus": 1}
         count = config.workers or gpus or max(1, int(resources.get("CPU", 1)))
-        actor = ray.remote(**options, max_restarts=-1, max_task_retries=TRIES - 1)(Encoder)
+        actor = ray.remote(**options, max_restarts=-1, max_task_retries=TRIES - 1)(BatchEncoder)
         workers = [actor.remote(folder, config) for _ in range(count)]
         try:
             yield from _in_order(ray, workers, batches, say)
