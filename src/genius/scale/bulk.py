@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,9 @@ def connected(address: str, cpus: int | None = None) -> Iterator[Any]:
 
 def _on_ray(folder: Path, config: BulkConfig, batches: Iterator[Batch], say: Say) -> Results:
     """Have batches encoded by actors. One that dies is started again by Ray, and tries its batch again."""
+    first = next(batches, None)
+    if first is None:
+        return  # nothing is new: no worker is needed
     with connected(config.address, config.workers or None) as ray:
         resources = ray.cluster_resources()
         gpus = 0
@@ -185,7 +189,7 @@ def _on_ray(folder: Path, config: BulkConfig, batches: Iterator[Batch], say: Say
         actor = ray.remote(**options, max_restarts=-1, max_task_retries=TRIES - 1)(BatchEncoder)
         workers = [actor.remote(folder, config) for _ in range(count)]
         try:
-            yield from _in_order(ray, workers, batches, say)
+            yield from _in_order(ray, workers, chain([first], batches), say)
         finally:
             for worker in workers:
                 ray.kill(worker)  # also one that still waits for a place to start, and may never get it
