@@ -1,7 +1,9 @@
 """What `bundled:mini` knows: `knows.json`, how closely its codes describe drawings like those it was made from, and
 `instructions.json`, the wordings that it was trained with: the library's and those of the icon benchmark.
 
-python -m lab.known src/genius/bundled/mini ICONS      (ICONS: the benchmark; needs the demo's drawings: pip install 'genius-search[demo]')
+python -m lab.known src/genius/bundled/mini ICONS
+
+ICONS is the benchmark (docs/icons.md). Needs the demo's drawings: pip install 'genius-search[demo]'.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from genius.train.config import TrainConfig, read_train_config
 from genius.train.handover import PER_DIRECTION, through_heads
 from genius.train.holdout import Split
 from genius.train.journal import Journal
-from genius.train.loop import OneProcess, Runtime
+from genius.train.loop import Runtime
 from genius.train.prepare import hold_out, settle_sizes
 from lab import provenance
 from lab.accuracy import Data, fashion, icons
@@ -88,7 +88,7 @@ class Run:
 
     def runtime(self) -> Runtime:
         journal = Journal(self.work / "training", quiet=True)
-        return Runtime(OneProcess(self.device), journal, self.config.seed, self.config.run)
+        return Runtime(torch.device(self.device), journal, self.config.seed, self.config.run)
 
     def train(self) -> Trained:
         """The trained model; stages that have ended are read back."""

@@ -34,7 +34,7 @@ from genius.model.quantizer import ResidualQuantizer, score_fusion
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen
 from genius.train.journal import METRICS, Journal
-from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
+from genius.train.loop import LOOKS, Runtime, run_stage
 from genius.train.pairs import EmbeddedRows, FeatureRows, Points
 from lab.paper import identifiers
 from lab.paper.identifiers import CHUNK, Identifiers
@@ -340,7 +340,7 @@ def run_third(stage: WatchedGenerator, config: BaselineConfig) -> list[dict[str,
         folder = Path(temporary)
         run = RunConfig(patience=looks, average=0.0, log_every=max(1, config.steps // LOOKS))
         device = stage.frozen.codes.device
-        runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed, run)
+        runtime = Runtime(device, Journal(folder, quiet=True), config.seed, run)
         with suppress(TimeUp), stage.clock():
             run_stage(stage, stage.config, runtime, folder / "checkpoint")
         written = (folder / METRICS).read_text(encoding="utf-8") if (folder / METRICS).exists() else ""

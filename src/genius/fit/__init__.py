@@ -45,7 +45,7 @@ from genius.search.scan import FEWEST_ITEMS, compared_whole
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage, Offsets
 from genius.train.journal import Journal
-from genius.train.loop import OneProcess, Runtime, run_stage
+from genius.train.loop import Runtime, run_stage
 from genius.train.quantizer import quantizer_config
 from genius.types import Item
 
@@ -303,7 +303,7 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
     stage = GeneratorStage(no_data, frozen, None, quantizer, shape, loop, config.seed)
     stage.generator.codebook_head.residual_shift.requires_grad_(False)  # no correction of the similarity: it stays zero
     with tempfile.TemporaryDirectory() as folder:
-        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=True), config.seed, RunConfig(patience=0))
+        runtime = Runtime(torch.device("cpu"), Journal(Path(folder), quiet=True), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)
     return stage.generator.eval()
 

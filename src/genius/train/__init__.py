@@ -30,7 +30,8 @@ from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.handover import assemble, freeze, sampled_query_bank, save_model, through_heads
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, Stage, finish, make_accelerator, run_stage
+from genius.train.loop import Runtime, Stage, finish, run_stage, training_device, wait_for_all
+from genius.train.losses import rank
 from genius.train.prepare import CONFIG, TRAINING, check_data, claim, count_steps, hold_out, refuse_another_run, settle_sizes
 from genius.train.quantizer import QuantizerStage
 from genius.train.sources import check_source, encoder_of_features, features_folder, load_source
@@ -69,9 +70,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     if data is None:
         check_source(config)
     folder = Path(config.output) / TRAINING
-    accelerator = make_accelerator(config.device)
-    journal = Journal(folder, quiet=quiet, active=accelerator.is_main_process)
-    runtime = Runtime(accelerator, journal, config.seed, config.run)
+    device = training_device(config.device)
+    runtime = Runtime(device, Journal(folder, quiet=quiet, active=rank() == 0), config.seed, config.run)
     refuse_another_run(folder, config)
     encoder: Encoder | None = None
     settled = config
@@ -82,13 +82,13 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     if encoder is None and config.encoder_uri is not None:
         features = Path(config.data) if FeatureSet.is_folder(config.data) else None
         encoder = encoder_of_features(config.encoder_uri, data, features)
-    claim(folder, config, runtime)  # only now: a refused run leaves the folder free
+    claim(folder, config)  # only now: a refused run leaves the folder free
     trained = train_stages(settled, data, runtime, folder)
     if config.data:
         trained.model.instructions = KnownInstructions.load(features_folder(config, folder))
-    if runtime.main:
+    if rank() == 0:
         save_model(Path(config.output), trained.model, trained.heads, encoder)
-    accelerator.wait_for_everyone()
+    wait_for_all()
     return trained
 
 

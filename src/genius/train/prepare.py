@@ -21,7 +21,8 @@ from genius.model.codebooks import choose_level_sizes
 from genius.train.config import STAGES, TrainConfig, current_names, that_trains, with_steps
 from genius.train.generator import generator_config
 from genius.train.holdout import Split, sample_pool, sample_queries, split, split_given
-from genius.train.loop import Runtime
+from genius.train.loop import Runtime, wait_for_all
+from genius.train.losses import rank
 from genius.train.quantizer import quantizer_config
 
 TRAINING = "training"  # folder below the output
@@ -120,12 +121,12 @@ def _queries(part: FeatureSet | None) -> int:
 # -- the folder of a run -------------------------------------------------------------------------------------------
 
 
-def claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
+def claim(folder: Path, config: TrainConfig) -> None:
     """Write the config next to its results, unless it is there."""
     path = folder / CONFIG
-    if runtime.main and not path.exists():
+    if rank() == 0 and not path.exists():
         write_json(path, to_dict(config), indent=2)
-    runtime.accelerator.wait_for_everyone()
+    wait_for_all()
 
 
 def refuse_another_run(folder: Path, config: TrainConfig) -> None:

@@ -34,7 +34,8 @@ from genius.features import Features
 from genius.model.genius import ENCODER, Genius
 from genius.train.config import TrainConfig, that_trains, with_steps
 from genius.train.encoder import TowersStage
-from genius.train.loop import Runtime, finish, run_stage
+from genius.train.loop import Runtime, finish, run_stage, wait_for_all
+from genius.train.losses import rank, world_size
 from genius.types import Item, Modality
 
 SYNTHETIC = "synthetic:"
@@ -110,10 +111,10 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     reader: Any = encoder
     if config.encoder.train == "heads":
         reader = Towers(encoder)
-    options = ExtractConfig(half=False, rank=runtime.rank, world=runtime.world)
+    options = ExtractConfig(half=False, rank=rank(), world=world_size())
     runtime.journal.note(f"features: {config.data} through {config.encoder_uri}")
     data = extract(reader, collection, folder / "features", options)
-    runtime.accelerator.wait_for_everyone()
+    wait_for_all()
     data = data or extract(reader, collection, folder / "features", options)
     if data is None:
         raise GeniusError("feature extraction did not finish on every process")
