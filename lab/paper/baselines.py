@@ -23,7 +23,7 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.evaluate.generative import BeamMethod, Decodings, IdSource
+from genius.evaluate.generative import BeamMethod, IdSource
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
@@ -81,7 +81,6 @@ def build_baselines(
         raise GeniusError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
     config = BaselineConfig(steps=steps, seed=seed, batch=max(1, min(batch, len(train.queries))))
     world = _World.of(model, train, test)
-    decodings = Decodings()
     out: list[Method] = []
     for name in names:
         ids, generator = _learn(name, world, model, config, folder, say or (lambda _: None))
@@ -89,7 +88,7 @@ def build_baselines(
         source = IdSource(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, labelled=False)
         for count in beams:
             label = f"{name}@{count}" if len(beams) > 1 else name
-            out.append(BeamMethod(label, decodings, count, source=source))
+            out.append(BeamMethod(label, source, count))
     return out
 
 
@@ -242,7 +241,7 @@ class Baseline:
             self.stage.generator, self.ids.quantizer, codes, self.ids.level_sizes, self.world.test_queries, labelled=False
         )
         label = f"{name}@{beams}" if reranker == "none" else f"{name}-r@{beams}"
-        return BeamMethod(label, Decodings(), beams, reranker, source=source)
+        return BeamMethod(label, source, beams, reranker)
 
 
 def train_baseline(

@@ -355,38 +355,26 @@ def _all_done(directory: Path, plan: _Plan, config: ExtractConfig) -> bool:
 def _finish(directory: Path, plan: _Plan) -> FeatureSet:
     queries = features_from_tensors(read_tensors(directory / QUERIES))
     pool = features_from_tensors(read_tensors(directory / POOL))
-    readable_queries = queries.image_mask | queries.text_mask
-    readable_items = pool.image_mask | pool.text_mask
-    query_ids = plan.query_ids
-    pool_ids = plan.pool_ids
-    tasks = torch.tensor(plan.tasks, dtype=torch.long)
-    positives = plan.positives
-    pools = plan.pools
-    whole = bool(readable_queries.all() and readable_items.all())
-    if not whole:
-        kept_items = set(itertools.compress(pool_ids, readable_items.tolist()))
-        query_ids = list(itertools.compress(query_ids, readable_queries.tolist()))
-        pool_ids = list(itertools.compress(pool_ids, readable_items.tolist()))
-        tasks = tasks[readable_queries]
-        queries = queries[readable_queries]
-        pool = pool[readable_items]
-        positives = {q: [p for p in positives[q] if p in kept_items] for q in query_ids}
-        pools = {task: [name for name in names if name in kept_items] for task, names in pools.items()}
-    row = {name: i for i, name in enumerate(pool_ids)}
+    row = {name: i for i, name in enumerate(plan.pool_ids)}
     times = None
     if plan.times:
-        times = torch.tensor([plan.times.get(name, 1) for name in query_ids], dtype=torch.long)
+        times = torch.tensor([plan.times.get(name, 1) for name in plan.query_ids], dtype=torch.long)
     result = FeatureSet(
         queries=queries,
         pool=pool,
-        pairs=pairs_from_ids(positives, query_ids, pool_ids),
-        query_ids=query_ids,
-        pool_ids=pool_ids,
-        tasks=tasks,
+        pairs=pairs_from_ids(plan.positives, plan.query_ids, plan.pool_ids),
+        query_ids=plan.query_ids,
+        pool_ids=plan.pool_ids,
+        tasks=torch.tensor(plan.tasks, dtype=torch.long),
         names=plan.names,
-        pools={task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
+        pools={task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in plan.pools.items()},
         times=times,
     )
+    readable_queries = queries.image_mask | queries.text_mask
+    readable_items = pool.image_mask | pool.text_mask
+    whole = bool(readable_queries.all() and readable_items.all())
+    if not whole:
+        result = result.take_queries(readable_queries.nonzero()[:, 0]).take_pool(readable_items.nonzero()[:, 0])
     _write_problems(directory)
     if plan.instructions is not None:
         plan.instructions.save(directory)

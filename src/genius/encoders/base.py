@@ -128,22 +128,6 @@ class Encoder(Protocol):
     # size unchanged. It runs in the threads that open images.
 
 
-@runtime_checkable
-class PairEncoder(Protocol):
-    """An `Encoder` with feature fusion (CLIP-FF, BLIP-FF): one vector for an image and a text together.
-
-    `encode_items` stores it in two halves, whose score fusion is the vector again.
-    """
-
-    width: int
-
-    def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
-        """n images with n texts -> (n, width) float32. An image may be None or a text empty, not both."""
-        ...
-
-    def fingerprint(self) -> str: ...
-
-
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of `size` values; the last may be shorter."""
     batch: list[T] = []
@@ -295,21 +279,9 @@ def _towers(batch: _Batch, encoder: Encoder) -> Features:
     text: Any = np.zeros((n, encoder.width), np.float32)
     image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
     text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
-    pairs = np.zeros(n, dtype=bool)
-    if isinstance(encoder, PairEncoder):
-        pairs = image_mask & text_mask
-    if pairs.any():
-        assert isinstance(encoder, PairEncoder)
-        rows = [batch[i] for i in np.flatnonzero(pairs).tolist()]
-        joint = as_numpy(encoder.encode_pairs([picture for _, picture in rows], [row.text for row, _ in rows]))
-        image[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
-        text[pairs] = joint / 2
-    alone = image_mask & ~pairs
-    if alone.any():
-        pictures: Any = [batch[i][1] for i in np.flatnonzero(alone).tolist()]
-        image[alone] = as_numpy(encoder.encode_images(pictures))
-    alone = text_mask & ~pairs
-    if alone.any():
-        text[alone] = as_numpy(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone).tolist()]))
+    if image_mask.any():
+        image[image_mask] = as_numpy(encoder.encode_images([picture for _, picture in batch if picture is not None]))
+    if text_mask.any():
+        text[text_mask] = as_numpy(encoder.encode_texts([row.text for row, _ in batch if row.text]))
     masks: Any = (image_mask, text_mask)
     return Features(image, text, *masks)

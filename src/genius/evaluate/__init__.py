@@ -18,7 +18,7 @@ from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
-from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
+from genius.evaluate.generative import BeamMethod, EngineMethod, IdSource
 from genius.evaluate.methods import (
     CodesExhaustive,
     Dense,
@@ -37,7 +37,6 @@ from genius.types import Modality
 
 PoolScope = Literal["local", "universal"]
 UNIVERSAL = "universal"
-SURVIVAL = ("genius", "no-decoder")  # methods that follow the prefixes of positives
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors: the ceiling of re-ranking",
     "dense-given": "the same among items of the target modality alone: dense search that is given the target",
@@ -70,7 +69,6 @@ class EvalConfig:
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
-    survival: int = 0  # queries of each search on which the prefixes of positives are followed; 0: none
     queries: int = 0  # use only so many of each task, evenly spread (a quick look); 0: all
     seed: int = 0
     batch: int = 128  # queries decoded at once
@@ -93,7 +91,6 @@ class Result:
     bytes_per_item: float
     touched: float  # items compared one by one, mean over queries
     candidate_recall: float | None  # queries with a positive among the candidates; None: all items are
-    survival: list[float]  # prefixes of positives alive after each level
     main: str  # the metric of the tables, "hit@5"
 
 
@@ -273,7 +270,7 @@ def build_methods(space: Space, config: EvalConfig) -> list[Method]:
     unknown = [name for name in config.methods if name not in METHODS]
     if unknown:
         raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
-    decodings = Decodings(config.batch)
+    sources = {decoder: IdSource.of(space, decoder=decoder, at_once=config.batch) for decoder in (True, False)}
     changes: dict[str, Any] = {}
     if config.rerank is not None:
         changes["rerank"] = config.rerank
@@ -294,19 +291,14 @@ def build_methods(space: Space, config: EvalConfig) -> list[Method]:
                 params = replace(params, item_bias=False)
             out.append(EngineMethod(name, params, decoder=not name.startswith("no-decoder")))
         else:
-            out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
+            source = sources[not name.startswith("no-decoder")]
+            reranker = SEARCHES[name.replace("no-decoder", "genius")]["reranker"]
+            for beams in config.beams:
+                label = name
+                if len(config.beams) > 1:
+                    label = f"{name}@{beams}"
+                out.append(BeamMethod(label, source, beams, reranker, config.most))
     return out
-
-
-def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
-    label = name
-    if several:
-        label = f"{name}@{beams}"
-    search = SEARCHES[name.replace("no-decoder", "genius")]
-    sample = 0
-    if name in SURVIVAL:
-        sample = config.survival
-    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample, most=config.most)
 
 
 # -- judging -------------------------------------------------------------------------------------------------------
@@ -399,7 +391,6 @@ def _result(
         bytes_per_item=answer.bytes_per_item,
         touched=float(answer.touched[part].mean()),
         candidate_recall=candidate_recall,
-        survival=answer.survival,
         main=main,
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +68,6 @@ class MethodResult:
     bytes_per_item: float  # what the method keeps for an item while it searches
     # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
-    survival: list[float] = field(default_factory=list)  # per level, on a sample
 
 
 class Method(Protocol):

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from genius.data.features import FeatureSet
+from genius.encoders import load_encoder
 from genius.encoders.base import Encoder
 from genius.encoders.towers import Heads
 from genius.errors import GeniusError
@@ -34,7 +35,7 @@ from genius.train.loop import Runtime, Stage, finish, run_stage, training_device
 from genius.train.losses import rank
 from genius.train.prepare import CONFIG, TRAINING, check_data, claim, count_steps, hold_out, refuse_another_run, settle_sizes
 from genius.train.quantizer import QuantizerStage
-from genius.train.sources import check_source, encoder_of_features, features_folder, load_source
+from genius.train.sources import check_made_by, check_source, features_folder, load_source
 
 __all__ = ["CONFIG", "TRAINING", "TrainConfig", "Trained", "read_train_config", "train", "train_stages"]
 
@@ -81,7 +82,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     check_data(data, settled, trained=encoder)
     if encoder is None and config.encoder_uri is not None:
         features = Path(config.data) if FeatureSet.is_folder(config.data) else None
-        encoder = encoder_of_features(config.encoder_uri, data, features)
+        encoder = load_encoder(config.encoder_uri)
+        check_made_by(encoder, data, features, config.encoder_uri)  # before hours are spent
     claim(folder, config)  # only now: a refused run leaves the folder free
     trained = train_stages(settled, data, runtime, folder)
     if config.data:
