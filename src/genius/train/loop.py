@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from genius.encoders.base import find_device
 from genius.errors import GeniusError
 from genius.files import write_json, write_whole
-from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.journal import Journal
 from genius.train.losses import rank, send, world_size
@@ -178,7 +178,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     selection = Selection(stage, run.average, run.patience)
     start = _resume(stage, optimizer, selection, folder, journal)
     journal.rewind(stage.name, start)
-    module = for_all_processes(stage, runtime.device)
+    module: Any = for_all_processes(stage, runtime.device)
     if run.compile and stage.fixed_shapes:
         module = torch.compile(module, mode="reduce-overhead")  # CUDA graphs on a GPU
     wait_for_all()
@@ -186,7 +186,7 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     validation_steps = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
     reported: set[str] = set()  # problems that were reported
     logs: list[dict[str, Tensor]] = []
-    with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
+    with journal.bar(stage.name, config.steps, start) as bar:
         for step in range(start, config.steps):
             logs = take_step(stage, module, optimizer, config, runtime, step)
             selection.update()
@@ -208,12 +208,10 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
                 break
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
-            if ((due and done < config.steps) or ctrl_c.pressed) and rank() == 0:
+            if due and done < config.steps and rank() == 0:
                 tensors = {**stage.state_dict(), **selection.tensors()}
                 save_checkpoint(folder, done, tensors, optimizer.state_dict(), selection.numbers())
                 saved = time.monotonic()
-            if ctrl_c.pressed:
-                raise KeyboardInterrupt
     selection.finish()
     stage.eval()
     stage.finish()
