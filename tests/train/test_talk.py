@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def test_after_ctrl_c_the_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytes
     def pressed(self: GeneratorStage, batch: object) -> object:
         calls["n"] += 1
         if calls["n"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)  # in the middle of a step
+            signal.raise_signal(signal.SIGINT)  # in the middle of a step
         return original(self, batch)  # type: ignore[arg-type]
 
     broken = small_config(tmp_path / "broken", run__checkpoint_steps=2)

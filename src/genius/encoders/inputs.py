@@ -8,7 +8,7 @@ threads can shrink each picture as soon as it is decoded: memory then holds smal
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
