@@ -29,7 +29,6 @@ from genius.encoders.base import (
     OnError,
     Precision,
     encode_items,
-    encode_queries,
     precision,
     sent_to_workers,
 )
@@ -38,7 +37,7 @@ from genius.features import Features
 from genius.files import write_json
 from genius.known_instructions import KnownInstructions
 from genius.pictures import PictureWorkers
-from genius.types import Item, Modality, Query, query_text
+from genius.types import Modality
 from genius.weight_files import read_tensors
 
 Progress = Callable[[str, int, int], None]
@@ -293,19 +292,13 @@ def _mark(directory: Path, name: str, shard: int) -> Path:
 
 def write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
     """Write exactly these rows' bytes, and sync: neighbours belong to other processes, maybe on other machines."""
-    handle = os.open(path, os.O_WRONLY)
-    try:
+    with path.open("r+b") as file:
         for name, (offset, shape, dtype) in places.items():
             values = getattr(features, name).numpy().astype(dtype)
-            remaining = memoryview(values.tobytes())
-            place = offset + start * int(np.prod(shape[1:])) * values.itemsize
-            while remaining:
-                count = os.pwrite(handle, remaining, place)
-                remaining = remaining[count:]
-                place += count
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            file.seek(offset + start * int(np.prod(shape[1:])) * values.itemsize)
+            file.write(values.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 # -- encoding one shard --------------------------------------------------------------------------------------------
@@ -319,12 +312,9 @@ def _encode(
     workers: PictureWorkers | None,
 ) -> tuple[Features, list[str]]:
     """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
-    options: dict[str, Any] = {"batch_size": config.batch_size, "on_progress": advance, "workers": workers}
-    if inputs and isinstance(inputs[0], Query):
-        if config.on_error == "raise":
-            return encode_queries(encoder, inputs, **options), []
-        inputs = [Item(f"query {i}", image=query.image, text=query_text(query)) for i, query in enumerate(inputs)]
-    features, kept, problems = encode_items(encoder, inputs, on_error=config.on_error, **options)
+    features, kept, problems = encode_items(
+        encoder, inputs, batch_size=config.batch_size, on_error=config.on_error, on_progress=advance, workers=workers
+    )
     if len(kept) == len(inputs):
         return features, []
     return _spread(features, kept, len(inputs)), problems

@@ -142,7 +142,7 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def encode_items(
     encoder: Encoder,
-    items: Sequence[Item],
+    items: Sequence[Item | Query],
     *,
     batch_size: int | Sequence[int] = 64,
     on_error: OnError = "raise",
@@ -154,7 +154,7 @@ def encode_items(
 
     Args:
         encoder: The encoder.
-        items: The items.
+        items: The items; queries are read with their instructions.
         batch_size: Of all batches, or one size per batch.
         on_error: "raise" at the first unreadable image, or "skip" it.
         on_progress: Called with the number of items after every batch.

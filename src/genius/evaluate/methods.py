@@ -69,6 +69,29 @@ class MethodResult:
     # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
 
+    def take(self, part: slice) -> MethodResult:
+        """The same of some of the queries; the time is shared out evenly."""
+        reached = self.reached
+        if reached is not None:
+            reached = reached[part]
+        rows = self.rows[part]
+        seconds = self.seconds * len(rows) / max(len(self.rows), 1)
+        return MethodResult(rows, self.scores[part], self.touched[part], seconds, self.bytes_per_item, reached)
+
+    @property
+    def queries_per_second(self) -> float:
+        """Infinite where it took no time that can be measured."""
+        if self.seconds <= 0:
+            return float("inf")
+        return len(self.rows) / self.seconds
+
+    @property
+    def candidate_recall(self) -> float | None:
+        """Share of the queries of the sample with a positive among the candidates; None without a sample."""
+        if self.reached is None or np.isnan(self.reached).all():
+            return None
+        return float(np.nanmean(self.reached))
+
 
 class Method(Protocol):
     """One way to search. `label` is the row or column of the tables."""
