@@ -31,6 +31,7 @@ from genius.encoders.base import (
     encode_items,
     precision,
     sent_to_workers,
+    widths_of,
 )
 from genius.errors import GeniusError
 from genius.features import Features
@@ -114,7 +115,7 @@ def extract(
         if config.workers:
             workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder)))
         for name, file, rows, stream in parts:
-            lay_out(directory / file, rows, encoder.width, config.half)
+            lay_out(directory / file, rows, widths_of(encoder), config.half)
             _Shards(directory, name, file, rows, encoder, config, workers, progress).fill(stream)
     if not _all_done(directory, plan, config):
         return None
@@ -179,7 +180,7 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
 # -- files at their full size --------------------------------------------------------------------------------------
 
 
-def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
+def layout(rows: int, widths: tuple[int, int], half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
     """Header of a safetensors file with the four tensors, and (offset, shape, dtype) of each."""
     number: type[np.floating[Any]] = np.float32
     number_label = "F32"
@@ -190,8 +191,8 @@ def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[in
     places: dict[str, tuple[int, tuple[int, ...], Any]] = {}
     start = 0
     for name, shape, label, dtype in (
-        ("image", (rows, width), number_label, number),
-        ("text", (rows, width), number_label, number),
+        ("image", (rows, widths[0]), number_label, number),
+        ("text", (rows, widths[1]), number_label, number),
         ("image_mask", (rows,), "BOOL", np.bool_),
         ("text_mask", (rows,), "BOOL", np.bool_),
     ):
@@ -205,8 +206,8 @@ def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[in
     return header, {name: (len(header) + offset, shape, dtype) for name, (offset, shape, dtype) in places.items()}
 
 
-def lay_out(path: Path, rows: int, width: int, half: bool) -> None:
-    header, places = layout(rows, width, half)
+def lay_out(path: Path, rows: int, widths: tuple[int, int], half: bool) -> None:
+    header, places = layout(rows, widths, half)
     end = max(offset + int(np.prod(shape)) * np.dtype(dtype).itemsize for offset, shape, dtype in places.values())
     if path.is_file() and path.stat().st_size == end:
         return
@@ -274,7 +275,7 @@ class _Shards:
         with precision(self.encoder, self.config.precision):
             features, problems = _encode(self.encoder, inputs, self.config, advance, self.workers)
         path = self.directory / self.file
-        _, places = layout(self.rows, self.encoder.width, self.config.half)
+        _, places = layout(self.rows, widths_of(self.encoder), self.config.half)
         try:
             write_rows(path, places, shard * self.config.shard_rows, features)
             write_json(_mark(self.directory, self.name, shard), problems)  # after the rows: a mark means they are there
@@ -321,14 +322,13 @@ def _encode(
 
 
 def _spread(features: Features, kept: Sequence[int], rows: int) -> Features:
-    place = torch.tensor(kept, dtype=torch.long)
-    vectors = torch.zeros(2, rows, features.width)
-    masks = torch.zeros(2, rows, dtype=torch.bool)
-    vectors[0, place] = features.image
-    vectors[1, place] = features.text
-    masks[0, place] = features.image_mask
-    masks[1, place] = features.text_mask
-    return Features(vectors[0], vectors[1], masks[0], masks[1])
+    """The same with empty rows in place of those that could not be read."""
+    parts = []
+    for part in (features.image, features.text, features.image_mask, features.text_mask):
+        whole = part.new_zeros(rows, *part.shape[1:])
+        whole[list(kept)] = part
+        parts.append(whole)
+    return Features(*parts)
 
 
 # -- the end -------------------------------------------------------------------------------------------------------

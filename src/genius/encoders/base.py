@@ -128,6 +128,12 @@ class Encoder(Protocol):
     # size unchanged. It runs in the threads that open images.
 
 
+def widths_of(encoder: Encoder) -> tuple[int, int]:
+    """Widths of its vectors of images and of texts. They differ where an encoder is read before its heads (`widths`)."""
+    widths: tuple[int, int] | None = getattr(encoder, "widths", None)
+    return widths or (encoder.width, encoder.width)
+
+
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of `size` values; the last may be shorter."""
     batch: list[T] = []
@@ -275,8 +281,9 @@ def _at_most(picture: Image.Image) -> Image.Image:
 
 def _towers(batch: _Batch, encoder: Encoder) -> Features:
     n = len(batch)
-    image: Any = np.zeros((n, encoder.width), np.float32)
-    text: Any = np.zeros((n, encoder.width), np.float32)
+    image_width, text_width = widths_of(encoder)
+    image: Any = np.zeros((n, image_width), np.float32)
+    text: Any = np.zeros((n, text_width), np.float32)
     image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
     text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
     if image_mask.any():

@@ -9,16 +9,12 @@ model's folder.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from genius.data import open_collection
 from genius.data.extract import STAMP, ExtractConfig, extract
@@ -28,7 +24,6 @@ from genius.encoders import load_encoder
 from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads, read_heads
 from genius.errors import GeniusError
-from genius.features import Features
 from genius.model.genius import ENCODER, Genius
 from genius.train.config import TrainConfig, that_trains, with_steps
 from genius.train.encoder import TowersStage
@@ -105,7 +100,7 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         stage.requires_grad_(False)
     reader: Any = encoder
     if config.encoder.train == "heads":
-        reader = Towers(encoder)
+        reader = TowersAlone(encoder)
     options = ExtractConfig(half=False, rank=rank(), world=world_size())
     runtime.journal.note(f"features: {config.data} through {config.encoder_uri}")
     data = extract(reader, collection, folder / "features", options)
@@ -113,38 +108,22 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
     data = data or extract(reader, collection, folder / "features", options)
     if data is None:
         raise GeniusError("feature extraction did not finish on every process")
-    if config.encoder.train == "heads":
-        data = dataclasses.replace(data, queries=reader.cut(data.queries), pool=reader.cut(data.pool))
     return data, encoder, config
 
 
-class Towers:
-    """An encoder of frozen towers before its heads, padded to one width so that features fit one file."""
+class TowersAlone:
+    """An encoder of frozen towers before its heads: vectors of two widths."""
 
     def __init__(self, encoder: Any) -> None:
         if not hasattr(encoder, "tower_images"):
             raise GeniusError("encoder.train = 'heads' needs an encoder of frozen towers; use 'none' or 'towers' with this one")
-        self.encoder = encoder
-        self.image_width = int(encoder.heads.image_width)
-        self.text_width = int(encoder.heads.text_width)
-        self.width = max(self.image_width, self.text_width)
-
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
-        return F.pad(self.encoder.tower_images(images), (0, self.width - self.image_width))
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        return F.pad(self.encoder.tower_texts(texts), (0, self.width - self.text_width))
-
-    def cut(self, padded: Features) -> Features:
-        image = padded.image[:, : self.image_width]
-        text = padded.text[:, : self.text_width]
-        return Features(image, text, padded.image_mask, padded.text_mask)
-
-    def save(self, directory: Path) -> None:
-        raise GeniusError("towers are saved with their heads")
+        self.encode_images = encoder.tower_images
+        self.encode_texts = encoder.tower_texts
+        self.widths = (int(encoder.heads.image_width), int(encoder.heads.text_width))
+        self._encoder = encoder
 
     def fingerprint(self) -> str:
-        return str(self.encoder.fingerprint()) + "-towers"
+        return str(self._encoder.fingerprint()) + "-towers"
 
 
 def check_made_by(encoder: Encoder, data: FeatureSet, folder: Path | None, uri: str) -> bool:
