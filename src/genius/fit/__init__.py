@@ -132,7 +132,7 @@ def fit_collection(
     """
     if not len(features):
         raise GeniusError("there is nothing to fit to: no item could be encoded")
-    features.check()
+    features.check(features.width)
     fusion = sum_fusion(features)
     z = fusion.embed(features)
     return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say)
@@ -231,7 +231,7 @@ def unfitted_model(
     if not len(features):
         raise GeniusError("there is nothing to index: no item could be encoded")
     config = config or FitConfig()
-    features.check()
+    features.check(features.width)
     fusion = sum_fusion(features)
     blank = model_for_vectors(features.width, config.seed)
     model = Genius(replace(blank.config, encoder=encoder_uri), encoder)

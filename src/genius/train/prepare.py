@@ -75,11 +75,11 @@ def check_data(data: FeatureSet, config: TrainConfig, trained: Encoder | None = 
         raise GeniusError("there are no (query, positive) pairs to train on")
     if torch.bincount(data.pairs[:, 0], minlength=len(data.queries)).min() == 0:
         raise GeniusError("some queries have no positive: leave them out of the training set")
-    data.queries.check_rows("query", zeros=False)
-    data.pool.check_rows("pool", zeros=False)
+    width = None
     if config.encoder.train != "heads":
-        data.queries.check(config.model.width)
-        data.pool.check(config.model.width)
+        width = config.model.width
+    data.queries.check(width, "queries", zeros=False)
+    data.pool.check(width, "pool", zeros=False)
 
 
 def count_steps(config: TrainConfig, visits: int, runtime: Runtime) -> TrainConfig:
