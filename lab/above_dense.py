@@ -260,7 +260,7 @@ def foreign_queries(folder: Path, trained: Trained) -> QueryBank:
     raw = Features(torch.zeros(len(texts), IMAGE_WIDTH), vectors, none, ~none)
     assert trained.heads is not None
     z, _ = trained.model.embed(trained.heads.apply_chunked(raw))
-    return QueryBank(z, np.full(len(texts), int(Modality.TEXT)), np.array(targets))
+    return QueryBank(z.numpy(), np.full(len(texts), int(Modality.TEXT)), np.array(targets))
 
 
 def _listed(numbers: Any) -> list[list[float]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from genius.model import bias_choice
 from genius.model.bias_choice import CHANCE, agreement
-from genius.model.query_bank import JUDGED_WEIGHT, MODALITIES, TEMPERATURE, mean_similarity, unjudged_weight
+from genius.model.query_bank import FEWEST, JUDGED_WEIGHT, MODALITIES, TEMPERATURE, mean_similarity, unjudged_weight
 from genius.train.handover import PER_DIRECTION
 from lab.trained import Bench, run_details, write_json
 
@@ -41,7 +41,7 @@ def rounded(weight: float) -> float:
 def z_score(ranks: Ranks, choice: Choice, other: Choice = (TEMPERATURE, 0.0)) -> float:
     """Standard errors by which one choice is better than another."""
     gain = ranks[choice] - ranks[other]
-    error = float(gain.std()) / len(gain) ** 0.5
+    error: float = float(gain.std()) / len(gain) ** 0.5
     return float(gain.mean()) / max(error, 1e-9)
 
 
@@ -103,7 +103,7 @@ def directions(bench: Bench) -> dict[str, tuple[Ranks, float]]:
         found: dict[Choice, list[Floats]] = {choice: [] for choice in choices}
         for fold in folds:
             judging = bias_choice._JudgedFold.of(fold, query, target, bench.items, rows)
-            if len(judging.bank) < bias_choice.FEWEST // 2 or not judging.positives:
+            if len(judging.bank) < FEWEST // 2 or not judging.positives:
                 continue
             scores = judging.queries @ bench.items[rows].T
             biases = {t: mean_similarity(judging.bank, bench.items[rows], t) for t in TEMPERATURES}
