@@ -292,7 +292,7 @@ class Cells:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
         sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
         packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
-        of_means = self.count * int(self.nearest.code_size)
+        of_means = int(self.count * self.nearest.code_size)
         others = (self.item_transform, self.query_transform, self.codebooks)
         return packed + 8 * len(self) + of_means + sum(int(array.nbytes) for array in others)
 
