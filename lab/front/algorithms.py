@@ -4,15 +4,14 @@ thread each.
 An algorithm gets unit vectors of the target modality alone and answers queries (Q, D) with rows (Q, k). `settings` are its
 parameters at query time, a grid; constants of the build are the library's recommendation, written in the line of
 `ALGORITHMS`. Whoever keeps codes only ranks candidates again by the same fp16 vectors, in Faiss (`IndexRefine`), and these
-may lie on disk: they count as bytes on disk, not in memory. Knows libraries; nothing of timing or of data.
+may lie on disk: they count as bytes on disk, not in memory. `save` and `load` keep a built index for later runs. Knows
+libraries; nothing of timing or of data.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
+import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -21,48 +20,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.front.metric import IP, POINTS, TRAINED_ON, Cells, MetricIVF, faiss, fp16_store
+from lab.front.metric import IP, POINTS, TRAINED_ON, faiss, fp16_store
+
+os.environ.setdefault("LANCE_LOG", "error")
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Setting = Mapping[str, float]
-KEPT: Path | None = None  # folder of indexes that were built before: Faiss writes there, and reads what is there
-EF = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+EF = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+NPROBE = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 384)
+COMPARED = (50, 100, 150, 200, 300, 400, 600, 1000, 2000, 4000)  # vectors compared per query
+THREADS = 1  # of builds
 
 
 def grid(**axes: Sequence[float]) -> list[Setting]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-NPROBE = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 384)
-COMPARED = (50, 100, 150, 200, 300, 400, 600, 1000, 2000, 4000)  # vectors compared per query
 REFINED = grid(nprobe=NPROBE, compared=COMPARED)
+BY_EF = grid(ef=EF)
 
 
-class Shared:
-    """What several indexes of one data set share: cells and fp16 vectors. Each index is charged for the cells."""
+class Store:
+    """fp16 vectors of the items, which several indexes of one data set share."""
 
     def __init__(self) -> None:
         self.of: Any = None
-        self.cells: dict[int, Cells] = {}
-        self.store: Any = None
+        self.index: Any = None
 
     def stored(self, items: Floats) -> Any:
-        """The fp16 vectors of the items."""
+        """A Faiss index of the vectors."""
         if self.of is not items:
             self.of = items
-            self.cells = {}
-            self.store = fp16_store(items)
-        return self.store
-
-    def prepare(self, items: Floats, count: int) -> Cells:
-        self.stored(items)
-        if count not in self.cells:
-            self.cells[count] = Cells.fit(items, count)
-        return self.cells[count]
+            self.index = fp16_store(items)
+        return self.index
 
 
-SHARED = Shared()
+STORE = Store()
 
 
 def default_cells(items: Floats) -> int:
@@ -74,10 +68,16 @@ class Algorithm:
 
     settings: Sequence[Setting] = ()
     disk_bytes = 0  # per item
-    build_seconds = 0.0  # processor time, where `fit_ood` reuses what another one made; 0: what `fit_ood` takes
-    memory_of = "the library's serialized index"
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Write the built index into an empty folder."""
+        raise NotImplementedError
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        """Read what `save` wrote for these items and training queries, in place of `fit_ood`."""
         raise NotImplementedError
 
     def set(self, setting: Setting) -> None:
@@ -91,47 +91,10 @@ class Algorithm:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the whole index, without vectors that may lie on disk."""
-        raise NotImplementedError
-
-
-class Metric(Algorithm):
-    """Inverted lists with codes in the queries' metric (power .5) or in the original space (power 0)."""
-
-    def __init__(
-        self,
-        code: str,
-        refine: str = "fp16",
-        cells: Callable[[Floats], int] = default_cells,
-        settings: Sequence[Setting] = REFINED,
-        **options: Any,
-    ) -> None:
-        self.inner = MetricIVF(code, refine, **options)
-        self.cells = cells
-        self.settings = settings
-
-    def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
-        cells = SHARED.prepare(train, self.cells(train))
-        start = time.process_time()
-        self.inner.build(train, learn, cells, SHARED.store)
-        self.build_seconds = cells.seconds + time.process_time() - start
-        if self.inner.refine == "fp16":
-            self.disk_bytes = 2 * train.shape[1]
-
-    def set(self, setting: Setting) -> None:
-        self.inner.set(int(setting["nprobe"]), int(setting.get("compared", 0)))
-
-    def query(self, queries: Floats, k: int) -> Ints:
-        found: Ints = self.inner.index.search(queries, k)[1]
-        return found
-
-    def add(self, items: Floats) -> None:
-        self.inner.add(items)
-
-    @property
-    def memory_bytes(self) -> int:
-        fine = self.inner.store if self.inner.refine not in ("", "fp16") else None
-        return self.inner.code_bytes + (0 if fine is None else int(faiss.serialize_index(fine).nbytes))
+        """Of the whole index, without vectors that may lie on disk: what `save` writes."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder))
+            return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
 
 
 class Faiss(Algorithm):
@@ -145,24 +108,6 @@ class Faiss(Algorithm):
         self.base: Any = None
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
-        if KEPT is None:
-            self._build(train)
-        else:
-            file = KEPT / (re.sub(r"\W+", "_", self.factory) + f"_{len(train)}.faiss")
-            seconds = file.with_suffix(".seconds")
-            if not seconds.exists():
-                self._build(train)
-                faiss.write_index(self.base, str(file))
-                seconds.write_text(str(self.build_seconds))
-            self.base = faiss.read_index(str(file))
-            self.build_seconds = float(seconds.read_text())
-        self.index = self.base
-        if self.refine:
-            self.index = faiss.IndexRefine(self.base, SHARED.stored(train))
-            self.disk_bytes = 2 * train.shape[1]
-
-    def _build(self, train: Floats) -> None:
-        start = time.process_time()
         self.base = faiss.index_factory(train.shape[1], self.factory.format(cells=default_cells(train)), IP)
         if "ef_construction" in self.build:
             faiss.downcast_index(self.base).hnsw.efConstruction = self.build["ef_construction"]
@@ -172,7 +117,20 @@ class Faiss(Algorithm):
             sample = np.random.default_rng(0).permutation(len(train))[: max(TRAINED_ON, POINTS * ivf.nlist)]
             self.base.train(np.ascontiguousarray(train[sample]))
         self.base.add(train)
-        self.build_seconds = time.process_time() - start
+        self._refined(train)
+
+    def save(self, folder: Path) -> None:
+        faiss.write_index(self.base, str(folder / "index.faiss"))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        self.base = faiss.read_index(str(folder / "index.faiss"))
+        self._refined(train)
+
+    def _refined(self, train: Floats) -> None:
+        self.index = self.base
+        if self.refine:
+            self.index = faiss.IndexRefine(self.base, STORE.stored(train))
+            self.disk_bytes = 2 * train.shape[1]
 
     def set(self, setting: Setting) -> None:
         if "nprobe" in setting:
@@ -195,15 +153,23 @@ class Faiss(Algorithm):
 
 
 class Hnswlib(Algorithm):
-    settings = grid(ef=EF)
+    settings = BY_EF
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import hnswlib
 
         self.index = hnswlib.Index("ip", train.shape[1])
         self.index.init_index(len(train) + 20_000, ef_construction=200, M=16)
-        self.index.set_num_threads(1)
-        self.index.add_items(train)
+        self.index.add_items(train, num_threads=THREADS)
+
+    def save(self, folder: Path) -> None:
+        self.index.save_index(str(folder / "index"))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        import hnswlib
+
+        self.index = hnswlib.Index("ip", train.shape[1])
+        self.index.load_index(str(folder / "index"), max_elements=len(train) + 20_000)
 
     def set(self, setting: Setting) -> None:
         self.index.set_ef(int(setting["ef"]))
@@ -212,21 +178,27 @@ class Hnswlib(Algorithm):
         return np.asarray(self.index.knn_query(queries, k, num_threads=1)[0], np.int64)
 
     def add(self, items: Floats) -> None:
-        self.index.add_items(items)
-
-    @property
-    def memory_bytes(self) -> int:
-        return int(self.index.index_file_size())
+        self.index.add_items(items, num_threads=1)
 
 
 class Usearch(Algorithm):
-    settings = grid(ef=EF)
+    settings = BY_EF
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
+        self.index: Any = self._empty(train)
+        self.index.add(np.arange(len(train)), train, threads=THREADS)
+
+    def _empty(self, train: Floats) -> Any:
         from usearch.index import Index
 
-        self.index: Any = Index(ndim=train.shape[1], metric="ip", dtype="f16")  # connectivity 16, expansion_add 128
-        self.index.add(np.arange(len(train)), train, threads=1)
+        return Index(ndim=train.shape[1], metric="ip", dtype="f16")  # connectivity 16, expansion_add 128
+
+    def save(self, folder: Path) -> None:
+        self.index.save(str(folder / "index"))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        self.index = self._empty(train)
+        self.index.load(str(folder / "index"))
 
     def set(self, setting: Setting) -> None:
         self.index.expansion_search = int(setting["ef"])
@@ -237,22 +209,18 @@ class Usearch(Algorithm):
     def add(self, items: Floats) -> None:
         self.index.add(np.arange(len(self.index), len(self.index) + len(items)), items, threads=1)
 
-    @property
-    def memory_bytes(self) -> int:
-        return int(self.index.serialized_length)
-
 
 class Scann(Algorithm):
     """Tree with SOAR, anisotropic 4-bit codes of two dimensions each, bfloat16 vectors for the refinement."""
 
-    settings = grid(leaves=(10, 20, 30, 50, 75, 100, 150, 200, 300), compared=(30, 60, 100, 200, 400))
+    settings = grid(leaves=(5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 450), compared=(30, 60, 100, 200, 400, 800))
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import scann
         from scann.scann_ops.py.scann_builder import ReorderType
 
         leaves = int(2 * len(train) ** 0.5)
-        builder = scann.scann_ops_pybind.builder(train, 10, "dot_product").set_n_training_threads(1)
+        builder = scann.scann_ops_pybind.builder(train, 10, "dot_product").set_n_training_threads(THREADS)
         builder = builder.tree(
             num_leaves=leaves,
             num_leaves_to_search=100,
@@ -264,6 +232,14 @@ class Scann(Algorithm):
         builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(100, quantize=ReorderType.BFLOAT16)
         self.index = builder.build()
 
+    def save(self, folder: Path) -> None:
+        self.index.serialize(str(folder))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        import scann
+
+        self.index = scann.scann_ops_pybind.load_searcher(str(folder))
+
     def set(self, setting: Setting) -> None:
         self.options = {"leaves_to_search": int(setting["leaves"]), "pre_reorder_num_neighbors": int(setting["compared"])}
 
@@ -272,20 +248,26 @@ class Scann(Algorithm):
             return np.asarray(self.index.search(queries[0], final_num_neighbors=k, **self.options)[0], np.int64)[None]
         return np.asarray(self.index.search_batched(queries, final_num_neighbors=k, **self.options)[0], np.int64)
 
-    @property
-    def memory_bytes(self) -> int:
-        return folder_bytes(self.index.serialize)
-
 
 class Lorann(Algorithm):
-    settings = grid(clusters=(8, 16, 24, 32, 48, 64, 96, 128), compared=(50, 100, 200, 400, 800))
+    """Reduced-rank regression per cluster, fitted to the training queries."""
+
+    settings = grid(clusters=(4, 8, 16, 24, 32, 48, 64, 96, 128, 192), compared=(50, 100, 200, 400, 800))
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import lorann
 
         clusters = 64 * max(1, int(len(train) ** 0.5 / 64))
         self.index = lorann.LorannIndex(train, clusters, 128, quantization_bits=8, rank=32, distance=lorann.IP)
-        self.index.build(approximate=True, n_threads=1, training_queries=learn)
+        self.index.build(approximate=True, n_threads=THREADS, training_queries=learn)
+
+    def save(self, folder: Path) -> None:
+        self.index.save(str(folder / "index"))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        import lorann
+
+        self.index = lorann.LorannIndex.load(str(folder / "index"))
 
     def set(self, setting: Setting) -> None:
         self.options = int(setting["clusters"]), int(setting["compared"])
@@ -294,22 +276,59 @@ class Lorann(Algorithm):
         asked = queries[0] if len(queries) == 1 else queries
         return np.asarray(self.index.search(asked, k, *self.options, n_threads=1), np.int64).reshape(len(queries), k)
 
-    @property
-    def memory_bytes(self) -> int:
-        return folder_bytes(lambda folder: self.index.save(f"{folder}/index"))
-
 
 class Svs(Algorithm):
-    """Vamana over fp16 vectors. Its compressed vectors (LVQ, LeanVec) run on Intel processors only."""
+    """Vamana of Intel's Scalable Vector Search.
 
-    settings = grid(ef=EF)
+    Args:
+        kind: "fp16"; "LVQ" (4 and 8 bits); "LeanVec" (half the width in 4 bits, fitted to the training queries, then 8 bits).
+            The last two run on Intel processors only.
+    """
+
+    settings = BY_EF
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import svs
 
         options = svs.VamanaBuildParameters(graph_max_degree=32, window_size=200, alpha=0.95)
-        self.index = svs.Vamana.build(options, train.astype(np.float16), svs.DistanceType.MIP, num_threads=1)
+        with tempfile.TemporaryDirectory() as folder:
+            data = self._data(train, learn, f"{folder}/items.fvecs")
+            self.index = svs.Vamana.build(options, data, svs.DistanceType.MIP, num_threads=THREADS)
         self.index.num_threads = 1
+
+    def _data(self, train: Floats, learn: Floats, file: str) -> Any:
+        import svs
+
+        if self.kind == "fp16":
+            return train.astype(np.float16)
+        svs.write_vecs(train, file)
+        vectors = svs.VectorDataLoader(file, svs.DataType.float32, dims=train.shape[1])
+        if self.kind == "LVQ":
+            return svs.LVQLoader(vectors, 4, 8, 32)
+        width = train.shape[1] // 2
+        sample = np.random.default_rng(0).permutation(len(train))[:100_000]
+        matrices = svs.compute_leanvec_matrices(train[sample], learn, width)
+        kinds = svs.LeanVecKind
+        return svs.LeanVecLoader(vectors, width, kinds.lvq4, kinds.lvq8, *matrices)
+
+    def save(self, folder: Path) -> None:
+        self.index.save(str(folder / "config"), str(folder / "graph"), str(folder / "data"))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        import svs
+
+        data = str(folder / "data")
+        if self.kind == "fp16":
+            loader = svs.VectorDataLoader(data, svs.DataType.float16, dims=train.shape[1])
+        elif self.kind == "LVQ":
+            loader = svs.LVQLoader(data, 32)
+        else:
+            loader = svs.LeanVecLoader(data)
+        graph = svs.GraphLoader(str(folder / "graph"))
+        self.index = svs.Vamana(str(folder / "config"), graph, loader, svs.DistanceType.MIP, num_threads=1)
 
     def set(self, setting: Setting) -> None:
         self.index.search_window_size = int(setting["ef"])
@@ -317,21 +336,25 @@ class Svs(Algorithm):
     def query(self, queries: Floats, k: int) -> Ints:
         return np.asarray(self.index.search(queries, k)[0]).astype(np.int64)
 
-    @property
-    def memory_bytes(self) -> int:
-        return folder_bytes(lambda folder: self.index.save(f"{folder}/config", f"{folder}/graph", f"{folder}/data"))
-
 
 class SymphonyQG(Algorithm):
     """RaBitQ codes in the nodes of a graph."""
 
-    settings = grid(ef=EF)
+    settings = BY_EF
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import rabitqlib
 
         self.index = rabitqlib.SymqgIndex(train.shape[1], 32, "ip")
-        self.index.build(train, 200, 1)
+        self.index.build(train, 200, THREADS)
+
+    def save(self, folder: Path) -> None:
+        self.index.save(str(folder / "index"))
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        import rabitqlib
+
+        self.index = rabitqlib.SymqgIndex.load(str(folder / "index"))
 
     def set(self, setting: Setting) -> None:
         self.ef = int(setting["ef"])
@@ -341,22 +364,31 @@ class SymphonyQG(Algorithm):
         rows = next(part for part in found if np.asarray(part).dtype.kind in "ui")
         return np.asarray(rows).astype(np.int64).reshape(len(queries), k)
 
-    @property
-    def memory_bytes(self) -> int:
-        return folder_bytes(lambda folder: self.index.save(f"{folder}/index"))
-
 
 class DiskAnn(Algorithm):
-    """DiskANN's graph, in memory."""
+    """DiskANN's graph, in memory. Vectors have length 1, so that the nearest are those of the largest inner product."""
 
-    settings = grid(ef=EF)
+    settings = BY_EF
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import diskannpy
 
-        self.folder = tempfile.TemporaryDirectory()
-        diskannpy.build_memory_index(train, "l2", self.folder.name, complexity=128, graph_degree=64, num_threads=1)
-        self.index = diskannpy.StaticMemoryIndex(self.folder.name, num_threads=1, initial_search_complexity=max(EF))
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self.temporary.name)
+        diskannpy.build_memory_index(train, "l2", str(self.folder), complexity=128, graph_degree=64, num_threads=THREADS)
+        self._open()
+
+    def _open(self) -> None:
+        import diskannpy
+
+        self.index = diskannpy.StaticMemoryIndex(str(self.folder), num_threads=1, initial_search_complexity=max(EF))
+
+    def save(self, folder: Path) -> None:
+        copy_files(self.folder, folder)
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        self.folder = folder
+        self._open()
 
     def set(self, setting: Setting) -> None:
         self.ef = int(setting["ef"])
@@ -364,81 +396,99 @@ class DiskAnn(Algorithm):
     def query(self, queries: Floats, k: int) -> Ints:
         return np.asarray(self.index.batch_search(queries, k, self.ef, 1).identifiers, np.int64)
 
-    @property
-    def memory_bytes(self) -> int:
-        return sum(file.stat().st_size for file in Path(self.folder.name).rglob("*") if file.is_file())
-
 
 class Lance(Algorithm):
-    """LanceDB's own index; it lies on disk, and processor time counts all of its threads."""
+    """LanceDB's own index. It lies on disk with the vectors, and processor time counts all of its threads."""
 
-    settings = grid(nprobe=(10, 20, 40, 80), compared=(100, 300, 1000))
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        if kind == "IVF_PQ":
+            self.settings = grid(nprobe=(10, 20, 40, 80), compared=(100, 300, 1000))
+        else:
+            self.settings = grid(nprobe=(1, 4, 10), ef=(50, 100, 200, 400))
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
         import lancedb
         import pyarrow as pa
 
-        self.folder = tempfile.mkdtemp()
+        self.disk_bytes = 4 * train.shape[1]
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self.temporary.name)
         width = train.shape[1]
         rows = pa.FixedSizeListArray.from_arrays(pa.array(train.ravel()), width)
-        self.table = lancedb.connect(self.folder).create_table("items", pa.table({"vector": rows, "row": np.arange(len(train))}))
-        self.table.create_index(
-            metric="dot",
-            vector_column_name="vector",
-            num_partitions=default_cells(train) // 2,
-            num_sub_vectors=16,
-            index_type="IVF_PQ",
-        )
+        columns = {"vector": rows, "row": np.arange(len(train)), "rank": ranks(len(train))}
+        self.table = lancedb.connect(str(self.folder)).create_table("items", pa.table(columns))
+        self.table.create_scalar_index("rank")
+        options: dict[str, Any] = {"num_partitions": default_cells(train) // 2, "num_sub_vectors": 16}
+        if self.kind == "IVF_HNSW_SQ":  # graphs of a hundred thousand items
+            options = {"num_partitions": max(1, len(train) // 100_000), "m": 20, "ef_construction": 200}
+        self.table.create_index(metric="dot", vector_column_name="vector", index_type=self.kind, **options)
+
+    def save(self, folder: Path) -> None:
+        copy_files(self.folder, folder)
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        import lancedb
+
+        self.disk_bytes = 4 * train.shape[1]
+        self.folder = folder
+        self.table = lancedb.connect(str(folder)).open_table("items")
 
     def set(self, setting: Setting) -> None:
         self.setting = setting
 
-    def query(self, queries: Floats, k: int) -> Ints:
+    def query(self, queries: Floats, k: int, where: str | None = None) -> Ints:
+        """`where`: a filter, applied before the search."""
         out = []
         for query in queries:
             asked = self.table.search(query).metric("dot").nprobes(int(self.setting["nprobe"]))
-            found = asked.refine_factor(int(self.setting["compared"] / k)).select(["row"]).limit(k).to_arrow()
-            out.append(found.column("row").to_numpy())
+            if where is not None:
+                asked = asked.where(where, prefilter=True)
+            if "ef" in self.setting:
+                asked = asked.ef(int(self.setting["ef"])).refine_factor(2)
+            else:
+                asked = asked.refine_factor(int(self.setting["compared"] / k))
+            found = asked.select(["row", "_distance"]).limit(k).to_arrow()
+            rows = found.column("row").to_numpy()
+            out.append(np.pad(rows, (0, k - len(rows)), constant_values=-1))
         return np.stack(out)
 
     @property
     def memory_bytes(self) -> int:
-        return sum(file.stat().st_size for file in Path(self.folder).rglob("*") if file.is_file())
-
-    def __del__(self) -> None:
-        shutil.rmtree(getattr(self, "folder", "/nowhere"), ignore_errors=True)
+        """Files of the index, which LanceDB reads into memory."""
+        return sum(file.stat().st_size for file in self.folder.glob("items.lance/_indices/**/*") if file.is_file())
 
 
-def folder_bytes(save: Callable[[str], Any]) -> int:
-    """Bytes of the files that `save` writes into a folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        save(folder)
-        return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+def ranks(items: int) -> Ints:
+    """(N,) a random order of the items; a filter lets the first of them through."""
+    return np.random.default_rng(0).permutation(items)
+
+
+def copy_files(source: Path, folder: Path) -> None:
+    for file in source.rglob("*"):
+        if file.is_file():
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
 
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
-    "metric PQ16": lambda: Metric("PQ16"),
-    "mixed metric PQ16": lambda: Metric("PQ16", items_share=0.25),
-    "metric PQ8": lambda: Metric("PQ8"),
-    "metric PQ32x4fs": lambda: Metric("PQ32x4fs"),
-    "mixed metric PQ16 + PQ64": lambda: Metric("PQ16", "PQ64", items_share=0.25),
-    "metric RaBitQ": lambda: Metric("RaBitQ", balance=True),
-    "Faiss IVF-PQ16": lambda: Metric("PQ16", power=0),
-    "Faiss IVF-PQ32x4 fast-scan": lambda: Metric("PQ32x4fs", power=0),
-    "Faiss IVF-RaBitQ": lambda: Metric("RaBitQ", power=0),
     "Faiss OPQ8 IVF-PQ8": lambda: Faiss("OPQ8_64,IVF{cells},PQ8", REFINED, True),
     "Faiss OPQ16 IVF-PQ16": lambda: Faiss("OPQ16_128,IVF{cells},PQ16", REFINED, True),
+    "Faiss IVF-PQ32x4 fast-scan": lambda: Faiss("IVF{cells},PQ32x4fs", REFINED, True),
+    "Faiss IVF-RaBitQ": lambda: Faiss("IVF{cells},RaBitQ", REFINED, True),
     "Faiss IVF-RaBitQ 4 bits": lambda: Faiss("IVF{cells},RaBitQ4", grid(nprobe=NPROBE)),
-    "Faiss IVF-RaBitQ (own cells)": lambda: Faiss("IVF{cells},RaBitQ", REFINED, True),
-    "Faiss IVF-PQ32x4 fast-scan (own cells)": lambda: Faiss("IVF{cells},PQ32x4fs", REFINED, True),
-    "Faiss HNSW16": lambda: Faiss("HNSW16,Flat", grid(ef=EF), ef_construction=200),
-    "Faiss HNSW32": lambda: Faiss("HNSW32,Flat", grid(ef=EF), ef_construction=200),
+    "Faiss HNSW16": lambda: Faiss("HNSW16,Flat", BY_EF, ef_construction=200),
+    "Faiss HNSW32": lambda: Faiss("HNSW32,Flat", BY_EF, ef_construction=200),
     "hnswlib": Hnswlib,
     "usearch": Usearch,
     "ScaNN": Scann,
     "LoRANN": Lorann,
-    "SVS Vamana": Svs,
+    "SVS fp16": lambda: Svs("fp16"),
+    "SVS LVQ4x8": lambda: Svs("LVQ"),
+    "SVS LeanVec": lambda: Svs("LeanVec"),
     "SymphonyQG": SymphonyQG,
     "DiskANN": DiskAnn,
-    "LanceDB": Lance,
+    "LanceDB IVF-PQ": lambda: Lance("IVF_PQ"),
+    "LanceDB IVF-HNSW-SQ": lambda: Lance("IVF_HNSW_SQ"),
 }

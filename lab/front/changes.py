@@ -3,9 +3,10 @@
     python -m lab.front.changes filters DATA.hdf5 OUT.json [--keep FOLDER]
     python -m lab.front.changes churn DATA.hdf5 OUT.json [--items 24000] [--rounds 100]
 
-`filters`: random filters that let 10, 1, .1 and .01 % of the items through. `churn`: a collection in which every round replaces a
-tenth of the items by others; the scan follows by appending codes and hiding rows, and is compared with one built from what is
-left. Queries are test queries; nothing is chosen here. The default effort of a search. Knows the engine.
+`filters`: random filters that let 10, 1, .1 and .01 % of the items through, beside Faiss with an `IDSelector` and LanceDB with a
+prefilter. Settings of others are chosen on validation queries under the same filter, the fastest that reaches `WANTED`; GENIUS
+has its default effort. `churn`: a collection in which every round replaces a tenth of the items by others; the scan follows by
+appending codes and hiding rows, and is compared with one built from what is left. Test queries are reported. Knows the engine.
 """
 
 from __future__ import annotations
@@ -13,23 +14,31 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, LazyPart, SearchEngine, SearchParams
-from lab.front import algorithms
+from lab.front.algorithms import Faiss, Lance, Setting, grid, ranks
 from lab.front.data import Dataset
+from lab.front.metric import faiss
 from lab.front.ours import LEVELS, TARGET, TEXT, Genius
-from lab.front.run import K, about
+from lab.front.run import BATCH, OURS, Contender, K, about, fitted
 
 SHARES = (0.1, 0.01, 0.001, 0.0001)
 REPLACED = 0.1  # of the items, in a round
+WANTED = 0.98  # recall@10 on validation queries
+TRIED = 100  # validation queries
+FLAT = "Faiss flat"
+SETTINGS: dict[str, Sequence[Setting]] = {
+    "Faiss IVF-RaBitQ": grid(nprobe=(32, 64, 128, 256, 512, 1024, 2048, 3968), compared=(50, 200, 600)),
+    "LanceDB IVF-PQ": grid(nprobe=(20, 80, 320, 1000), compared=(100, 300, 1000)),
+}
 Floats = NDArray[np.float32]
 
 
@@ -54,20 +63,94 @@ def search(engine: SearchEngine, queries: Floats, allowed: NDArray[np.bool_] | N
     return np.stack(found), 1e3 * (time.process_time() - start) / len(queries)
 
 
-def filters(data: Dataset, count: int) -> list[dict[str, Any]]:
-    ours = Genius()
-    ours.fit_ood(data.train, data.learn, data.learn_neighbors)
+Search = Callable[[Floats, Setting], NDArray[np.int64]]
+
+
+def filtered_search(name: str, contender: Contender, allowed: NDArray[np.bool_]) -> Search:
+    """The search of an algorithm under a filter; what can be prepared once per filter is."""
+    algorithm = contender.algorithm
+    if isinstance(algorithm, Genius):
+        engine = algorithm.engine
+        params = SearchParams(plan="scan")
+
+        def genius(queries: Floats, setting: Setting) -> NDArray[np.int64]:
+            target = np.full(len(queries), TARGET)
+            rows: NDArray[np.int64] = engine.search(queries, k=K, params=params, target=target, allowed=allowed).rows
+            return rows
+
+        return genius
+    if isinstance(algorithm, Lance):
+        lance = algorithm
+        where = f"rank < {int(allowed.sum())}"
+
+        def lancedb(queries: Floats, setting: Setting) -> NDArray[np.int64]:
+            lance.set(setting)
+            return lance.query(queries, K, where)
+
+        return lancedb
+    assert isinstance(algorithm, Faiss)
+    index = algorithm.index
+    bits = np.packbits(allowed, bitorder="little")  # Faiss keeps a pointer to it
+    selector = faiss.IDSelectorBitmap(bits)
+
+    def with_selector(queries: Floats, setting: Setting) -> NDArray[np.int64]:
+        assert len(bits)
+        if name == FLAT:
+            own = faiss.SearchParameters(sel=selector)
+        else:
+            inner = faiss.SearchParametersIVF(nprobe=int(setting["nprobe"]), sel=selector)
+            own = faiss.IndexRefineSearchParameters(k_factor=setting["compared"] / K, base_index_params=inner)
+        rows: NDArray[np.int64] = index.search(queries, K, params=own)[1]
+        return rows
+
+    return with_selector
+
+
+def timed(search: Search, queries: Floats, setting: Setting, batch: int) -> tuple[NDArray[np.int64], float]:
+    """Rows, and processor milliseconds per query."""
+    start = time.process_time()
+    found = [search(queries[at : at + batch], setting) for at in range(0, len(queries), batch)]
+    return np.concatenate(found), 1e3 * (time.process_time() - start) / len(queries)
+
+
+def filters(data: Dataset, names: Sequence[str], keep: Path | None, count: int, rounds: int) -> list[dict[str, Any]]:
+    contenders = {name: fitted(name, data, 1, keep) for name in names}
     queries = data.test[:count]
-    lines = []
+    lines: list[dict[str, Any]] = []
     for share in SHARES:
-        allowed = np.zeros(len(data.train), bool)
-        allowed[np.random.default_rng(0).permutation(len(allowed))[: round(share * len(allowed))]] = True
-        found, milliseconds = search(ours.engine, queries, allowed)
-        truth = exact(data.train, np.flatnonzero(allowed), queries)
-        line = {"share": share, "items": int(allowed.sum()), "recall@10": round(shared(found, truth), 4)}
-        lines.append({**line, "single_ms": round(milliseconds, 3)})
-        print(lines[-1], flush=True)
+        allowed = ranks(len(data.train)) < round(share * len(data.train))
+        rows = np.flatnonzero(allowed)
+        tries = data.validation[:TRIED]
+        tried_truth = exact(data.train, rows, tries)
+        truth = exact(data.train, rows, queries)
+        searches = {name: filtered_search(name, contender, allowed) for name, contender in contenders.items()}
+        chosen = {name: fastest(search, SETTINGS.get(name, ({},)), tries, tried_truth) for name, search in searches.items()}
+        own: dict[str, dict[str, Any]] = {}
+        for _ in range(rounds):
+            for name, search in searches.items():
+                found, single = timed(search, queries, chosen[name], 1)
+                _, batch = timed(search, queries, chosen[name], BATCH)
+                line = own.setdefault(name, {"name": name, "share": share, "items": len(rows), "setting": dict(chosen[name])})
+                line["recall@10"] = round(shared(found, truth), 4)
+                line["single_ms"] = round(min(single, line.get("single_ms", np.inf)), 3)
+                line["batch_ms"] = round(min(batch, line.get("batch_ms", np.inf)), 3)
+        lines += own.values()
+        print(*own.values(), sep="\n", flush=True)
     return lines
+
+
+def fastest(search: Search, settings: Sequence[Setting], queries: Floats, truth: NDArray[np.int64]) -> Setting:
+    """The fastest setting that reaches `WANTED`; where none does, the one that finds most."""
+    if len(settings) == 1:
+        return settings[0]
+    points = []
+    for setting in settings:
+        found, milliseconds = timed(search, queries, setting, 1)
+        points.append((shared(found, truth), milliseconds, setting))
+    enough = [point for point in points if point[0] >= WANTED]
+    if enough:
+        return min(enough, key=lambda point: point[1])[2]
+    return max(points, key=lambda point: point[0])[2]
 
 
 def engine_of(vectors: Floats, learn: Floats) -> SearchEngine:
@@ -124,14 +207,14 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=24_000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--validation", type=int, default=0)
+    parser.add_argument("--algorithms", default=",".join([OURS, FLAT, *SETTINGS]))
+    parser.add_argument("--validation", type=int, default=TRIED)
     args = parser.parse_args()
     faiss.omp_set_num_threads(1)
-    algorithms.KEPT = args.keep
     data = Dataset.read(args.data)
     body = {**about(args, data), "data": data.name}
     if args.what == "filters":
-        body["lines"] = filters(data, args.queries)
+        body["lines"] = filters(data, args.algorithms.split(","), args.keep, args.queries, args.rounds)
     else:
         body["lines"] = churn(data, args.items, args.rounds, args.queries)
     args.out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

@@ -23,10 +23,9 @@ import faiss as faiss_library
 import numpy as np
 
 from genius.search.cells import Cells, ProductEncoder, _balanced_directions, _product_quantizer, directed_codes
-from lab.front import algorithms
 from lab.front.data import Dataset
 from lab.front.ours import TARGET, Genius
-from lab.front.run import K, about
+from lab.front.run import OURS, K, about, fitted
 
 faiss: Any = faiss_library
 PROBED = 384  # cells
@@ -129,12 +128,11 @@ def main() -> None:
     parser.set_defaults(validation=0)
     args = parser.parse_args()
     faiss.omp_set_num_threads(1)
-    algorithms.KEPT = args.keep
     data = Dataset.read(args.data)
     data.test = data.test[: args.queries]
     data.neighbors = data.neighbors[: args.queries]
-    genius = Genius()
-    genius.fit_ood(data.train, data.learn, data.learn_neighbors)
+    genius = fitted(OURS, data, 1, args.keep).algorithm
+    assert isinstance(genius, Genius)
     cells = genius.engine.scan.prepare().cells[TARGET]
     start = time.process_time()
     found = np.concatenate([cells.search(query[None], max(COUNTS), PROBED)[1] for query in data.test])

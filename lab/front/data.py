@@ -10,13 +10,16 @@ towers of different widths, brought together by a canonical correlation analysis
 constant has seen a test query or its positives. `dataset` writes one HDF5 file in the format of the VIBE benchmark: the items of
 the target modality (`train`), held-out queries (`test`, `validation`), training queries (`learn`) and the exact nearest items of
 each. `--size` fills the items up by a rule that knows nothing of IDs, cells or codes: convex combinations of an item and a random
-one of its near neighbours by cosine, plus noise. Knows nothing of the algorithms that are measured.
+one of its near neighbours by cosine, plus noise. `--half` stores them as float16, block by block, and reads them memory-mapped:
+ten million of them take 5 GB on disk, and no more memory than the system has left. Knows nothing of the algorithms that are
+measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ LEARN = 4_096  # training queries of a data set, at most: what a model folder ke
 MIXED = 40_000  # items that points are mixed from, at most
 TRUE = 100  # nearest items stored of every test query, as VIBE stores them
 WIDTH = 256  # of the vectors of fashion
+BLOCK = 65_536  # items that are made or compared together
 RIDGE = 0.03  # of the mean variance, added to both covariances of the canonical correlation analysis
 
 
@@ -123,12 +127,15 @@ def write_vectors(name: str, features: Path, out: Path) -> None:
 # -- data sets in VIBE's format ----------------------------------------------------------------------------------
 
 
+Items = NDArray[np.floating[Any]]  # float32 in memory, or float16 memory-mapped
+
+
 @dataclass
 class Dataset:
-    """One direction: unit vectors, float32. Distance: inner product."""
+    """One direction: unit vectors. Distance: inner product."""
 
     name: str
-    train: NDArray[np.float32]  # (N, D) items
+    train: Items  # (N, D) items
     learn: NDArray[np.float32]  # (L, D) training queries
     learn_neighbors: NDArray[np.int32]  # (n, 10) of the first n training queries
     validation: NDArray[np.float32]  # (V, D) held-out queries that constants are chosen on
@@ -137,15 +144,18 @@ class Dataset:
     neighbors: NDArray[np.int32]  # (T, 100)
 
     @classmethod
-    def read(cls, file: Path, items: NDArray[np.float32] | None = None) -> Dataset:
+    def read(cls, file: Path, items: Items | None = None) -> Dataset:
         """`items`: in place of the file's own, where they are the same; a few are compared."""
         import h5py
 
         with h5py.File(file) as body:
             found = {name: body[name][:] for name in cls.__annotations__.keys() - {"name", "train"}}
-            if items is None:
-                items = body["train"][:]
-            elif body["train"].shape != items.shape or not np.array_equal(body["train"][-9:], items[-9:]):
+            train = body["train"]
+            if items is None and train.dtype == np.float16:
+                items = np.memmap(file, np.float16, "r", train.id.get_offset(), train.shape)
+            elif items is None:
+                items = train[:]
+            elif train.shape != items.shape or not np.array_equal(train[-9:], items[-9:]):
                 raise SystemExit(f"{file.name} has other items")
             return cls(file.stem, items, **found)
 
@@ -165,16 +175,14 @@ class Dataset:
                 body.attrs[name] = value
 
 
-def nearest(
-    items: NDArray[np.float32], queries: NDArray[np.float32], k: int, skip_self: bool = False, step: int = 65_536
-) -> NDArray[np.int32]:
+def nearest(items: Items, queries: NDArray[np.float32], k: int, skip_self: bool = False, step: int = BLOCK) -> NDArray[np.int32]:
     """(Q, k) rows of the items with the largest inner products, exactly."""
     wanted = k + skip_self
     asked = torch.from_numpy(queries)
     best = torch.full((len(asked), wanted), -torch.inf)
     rows = torch.zeros((len(asked), wanted), dtype=torch.long)
     for at in range(0, len(items), step):
-        block = torch.from_numpy(items[at : at + step])
+        block = torch.from_numpy(np.asarray(items[at : at + step], np.float32))
         for start in range(0, len(asked), 1024):
             here = slice(start, start + 1024)
             scores, found = (asked[here] @ block.T).topk(min(wanted, len(block)), dim=1)
@@ -184,27 +192,45 @@ def nearest(
     return rows[:, skip_self:].numpy().astype(np.int32)
 
 
-def filled(items: NDArray[np.float32], size: int, seed: int) -> NDArray[np.float32]:
-    """The items and, up to `size`, points between an item and a random one of its near neighbours, plus noise."""
+def filling(items: NDArray[np.float32], size: int, seed: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """First row and (n, D) of blocks that fill the items up to `size`: points between an item and a random one of its near
+    neighbours, plus noise."""
     random = np.random.default_rng(seed)
     starts = random.permutation(len(items))[:MIXED]
     near = nearest(items, items[starts], NEIGHBOURS, skip_self=True)
-    out = np.empty((size, items.shape[1]), np.float32)
-    out[: len(items)] = items
-    for at in range(len(items), size, 65_536):
-        count = min(65_536, size - at)
+    for at in range(len(items), size, BLOCK):
+        count = min(BLOCK, size - at)
         place = random.integers(len(starts), size=count)
         first = starts[place]
         second = near[place, random.integers(NEIGHBOURS, size=count)]
         share = random.uniform(0.5, 1, (count, 1)).astype(np.float32)
         mix = share * items[first] + (1 - share) * items[second]
         mix += NOISE * random.standard_normal(mix.shape, np.float32)
-        out[at : at + count] = mix / np.linalg.norm(mix, axis=1, keepdims=True)
+        yield at, mix / np.linalg.norm(mix, axis=1, keepdims=True)
+
+
+def filled(items: NDArray[np.float32], size: int, seed: int, half: Path | None = None) -> Items:
+    """The items and what fills them up to `size`. `half`: a file that holds them as float16, in place of memory."""
+    out: Items
+    if half is None:
+        out = np.empty((size, items.shape[1]), np.float32)
+    else:
+        out = np.lib.format.open_memmap(half, "w+", np.float16, (size, items.shape[1]))
+    out[: len(items)] = items
+    for at, block in filling(items, size, seed):
+        out[at : at + len(block)] = block
     return out
 
 
 def write_datasets(
-    vectors: Path, prefix: Path, names: list[str], size: int | None, queries: int, learn_true: int, seed: int
+    vectors: Path,
+    prefix: Path,
+    names: list[str],
+    size: int | None,
+    queries: int,
+    learn_true: int,
+    seed: int,
+    half: bool = False,
 ) -> None:
     """One file per task over the same items; all tasks must ask for the same modality."""
     z = np.load(vectors / "z.npy")
@@ -219,7 +245,8 @@ def write_datasets(
     items /= np.linalg.norm(items, axis=1, keepdims=True)
     real = len(items)
     if size is not None and size > real:
-        items = filled(items, size, seed)
+        block_file = prefix.with_suffix(".items.npy")
+        items = filled(items, size, seed, block_file if half else None)
     for task in names:
         random = np.random.default_rng(seed)
         parts = {}
@@ -234,6 +261,8 @@ def write_datasets(
         data.write(file, {"task": task, "real": real, "seed": seed, "noise": NOISE, "near": NEIGHBOURS})
         counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items())
         print(f"{file.name}: {len(items):,} items ({real:,} real), {counts}", flush=True)
+    if half:
+        prefix.with_suffix(".items.npy").unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -252,13 +281,14 @@ def main() -> None:
     dataset.add_argument(
         "--learn-neighbors", type=int, default=LEARN, help="training queries whose neighbours are stored, at most"
     )
+    dataset.add_argument("--half", action="store_true", help="items as float16, never all of them in memory")
     dataset.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.command == "vectors":
         write_vectors(args.name, args.features, args.out)
     else:
-        write_datasets(args.vectors, args.prefix, args.task, args.size, args.queries, args.learn_neighbors, args.seed)
+        write_datasets(args.vectors, args.prefix, args.task, args.size, args.queries, args.learn_neighbors, args.seed, args.half)
 
 
 if __name__ == "__main__":

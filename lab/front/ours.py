@@ -6,7 +6,7 @@ nothing of timing.
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, LazyPart, ScanCache, SearchEngine, SearchParams
-from genius.search.scan import FORMAT
-from lab.front import algorithms
 from lab.front.algorithms import Algorithm, Floats, Ints, Setting, grid
 
 TARGET = 0  # modality of the items: images
 TEXT = 1  # modality of the queries
 LEVELS = (3, 2)
+KEPT = "lab.front"  # identity of a kept scan: its folder says of what it is
 
 
 class Genius(Algorithm):
@@ -52,28 +51,26 @@ class Genius(Algorithm):
             8000,
         )
     )
-    memory_of = "packed codes, rows, cells and transforms"
 
     def fit_ood(self, train: Floats, learn: Floats, learn_neighbors: NDArray[np.int32]) -> None:
+        self._open(train, learn, None)
+        self.engine.scan.prepare()
+
+    def save(self, folder: Path) -> None:
+        self.engine.scan.prepare().save(folder, KEPT)
+
+    def load(self, folder: Path, train: Floats, learn: Floats) -> None:
+        self._open(train, learn, ScanCache(folder, KEPT, writable=False))
+        self.engine.scan.prepare()
+
+    def _open(self, train: Floats, learn: Floats, cache: ScanCache | None) -> None:
         self.disk_bytes = 2 * train.shape[1]
         codes = np.zeros((len(train), len(LEVELS)), np.int64)
         bank = QueryBank.of(learn, np.full(len(learn), TEXT), np.full(len(learn), TARGET))
         part = LazyPart(SimpleNamespace(level_sizes=LEVELS, width=train.shape[1], labelled=True), lambda: None)
-        cache = None
-        if algorithms.KEPT is not None:
-            kept = algorithms.KEPT / f"{FORMAT}_{len(train)}"
-            cache = ScanCache(kept, bank.digest())
         trie = CodeTrie.build(codes, LEVELS)
-        self.engine = SearchEngine(part, None, trie, train.astype(np.float16), bank=bank, cache=cache)
-        start = time.process_time()
-        self.engine.scan.prepare()
-        self.build_seconds = time.process_time() - start
-        if algorithms.KEPT is not None:
-            seconds = kept.with_suffix(".seconds")
-            if not seconds.exists():
-                seconds.write_text(str(self.build_seconds))
-            self.build_seconds = float(seconds.read_text())
-        self.set(self.settings[0])
+        vectors = train.astype(np.float16, copy=False)
+        self.engine = SearchEngine(part, None, trie, vectors, bank=bank, cache=cache)
 
     def set(self, setting: Setting) -> None:
         self.params = SearchParams(rerank=int(setting["rerank"]), plan="scan")

@@ -1,6 +1,6 @@
 """Measures algorithms on data sets in VIBE's format: recall@10 against queries per second, bytes, build time, additions.
 
-    python -m lab.front.run FILE.hdf5 --algorithms "metric PQ16,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
+    python -m lab.front.run FILE.hdf5 --algorithms "GENIUS,Faiss HNSW32" --out RESULT.json [--also OTHER.hdf5]
 
 One thread, processor time of the whole process. For every recall in `TARGETS` the fastest setting that reaches it on
 *validation* queries is chosen; what is reported is that setting's recall and time on *test* queries, the least time of
@@ -15,8 +15,10 @@ import datetime
 import json
 import os
 import platform
+import re
 import resource
 import shlex
+import shutil
 import sys
 import time
 import traceback
@@ -41,6 +43,10 @@ K = 10
 BATCH = 32
 TARGETS = (0.90, 0.95, 0.98, 0.995)
 ADDED = 10_000
+OURS = "GENIUS"
+FIRST = 100  # validation queries on which all settings are tried
+SLACK = 0.8  # of a setting's time: what the fastest one may take without ruling the other out
+BUILT = "build.json"  # beside a kept index: how it was built
 
 
 def recall(found: NDArray[np.int64], truth: NDArray[np.int32]) -> float:
@@ -58,6 +64,25 @@ def timed(algorithm: Algorithm, queries: Floats, batch: int) -> tuple[NDArray[np
     return np.concatenate(found), (time.process_time() - start) / len(queries)
 
 
+@dataclass(frozen=True)
+class Point:
+    """A setting, and what it does."""
+
+    recall: float
+    seconds: float  # per query
+    setting: Setting
+
+
+def promising(points: list[Point]) -> list[Point]:
+    """Points that may be the fastest at some recall: none has as much and takes less than `SLACK` of the time."""
+    out = []
+    for point in points:
+        fastest = min(other.seconds for other in points if other.recall >= point.recall)
+        if fastest >= SLACK * point.seconds:
+            out.append(point)
+    return out
+
+
 @dataclass
 class Contender:
     """An algorithm over the items, and what was measured of it."""
@@ -69,25 +94,30 @@ class Contender:
     chosen: dict[tuple[str, float], Setting] = field(default_factory=dict)  # (queries, target) -> setting
 
     def sweep(self, data: Dataset, count: int) -> None:
-        """Choose settings on validation queries."""
+        """Choose settings on validation queries: all of the grid on the first of them, the promising ones on all."""
         queries = data.validation[:count]
-        points: list[tuple[float, float, Setting]] = []
+        truth = data.validation_neighbors[:count]
         timed(self.algorithm_at(self.algorithm.settings[0]), queries[:20], 1)
-        hopeless = 0.25 * len(queries) * 0.1  # seconds: a setting of 25 ms a query is of no interest
-        for setting in self.algorithm.settings:
-            found, seconds = timed(self.algorithm_at(setting), queries, 1)
-            points.append((recall(found, data.validation_neighbors[:count]), seconds, setting))
-            if seconds > hopeless:
-                break
+        rough = self._points(self.algorithm.settings, queries[:FIRST], truth[:FIRST])
+        points = self._points([point.setting for point in promising(rough)], queries, truth)
         front: list[dict[str, Any]] = []
-        for value, seconds, setting in sorted(points, key=lambda point: point[1]):
-            if not front or value > front[-1]["recall@10"]:
-                front.append({"recall@10": round(value, 4), "ms": round(1e3 * seconds, 4), "setting": dict(setting)})
+        for point in sorted(points, key=lambda point: point.seconds):
+            if not front or point.recall > front[-1]["recall@10"]:
+                front.append(
+                    {"recall@10": round(point.recall, 4), "ms": round(1e3 * point.seconds, 4), "setting": dict(point.setting)}
+                )
         self.line.setdefault("validation", {})[data.name] = front
         for target in self.targets:
-            enough = [point for point in points if point[0] >= target]
+            enough = [point for point in points if point.recall >= target]
             if enough:
-                self.chosen[data.name, target] = min(enough, key=lambda point: point[1])[2]
+                self.chosen[data.name, target] = min(enough, key=lambda point: point.seconds).setting
+
+    def _points(self, settings: Sequence[Setting], queries: Floats, truth: NDArray[np.int32]) -> list[Point]:
+        points = []
+        for setting in settings:
+            found, seconds = timed(self.algorithm_at(setting), queries, 1)
+            points.append(Point(recall(found, truth), seconds, setting))
+        return points
 
     def algorithm_at(self, setting: Setting) -> Algorithm:
         self.algorithm.set(setting)
@@ -135,26 +165,50 @@ def cpu_name() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def fitted(name: str, data: Dataset, threads: int) -> Contender:
-    """`threads`: of Faiss while it builds; build times are processor time, summed over them."""
-    faiss.omp_set_num_threads(threads)
-    start = time.process_time()
-    if name.startswith("GENIUS"):
-        from lab.front.ours import Genius
-
-        algorithm: Algorithm = Genius()
+def fitted(name: str, data: Dataset, threads: int, keep: Path | None) -> Contender:
+    """A built index, or the one that is kept. Build times are processor time, summed over `threads`."""
+    algorithm = made(name)
+    folder = None
+    if keep is not None:
+        folder = keep / data.name / re.sub(r"\W+", "_", name)
+    if folder is not None and (folder / BUILT).exists():
+        build = json.loads((folder / BUILT).read_text())
+        algorithm.load(folder, data.train, data.learn)
     else:
-        algorithm = ALGORITHMS[name]()
-    algorithm.fit_ood(data.train, data.learn, data.learn_neighbors)
-    seconds = time.process_time() - start
-    faiss.omp_set_num_threads(1)
+        build = built(algorithm, data, threads)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            algorithm.save(folder)
+            (folder / BUILT).write_text(json.dumps(build))
     line = {
         "name": name,
-        "build_s": round(algorithm.build_seconds or seconds, 1),
+        **build,
         "memory_bytes_per_item": round(algorithm.memory_bytes / len(data.train), 1),
         "disk_bytes_per_item": algorithm.disk_bytes,
     }
     return Contender(name, algorithm, line)
+
+
+def made(name: str) -> Algorithm:
+    if name == OURS:
+        from lab.front.ours import Genius
+
+        return Genius()
+    return ALGORITHMS[name]()
+
+
+def built(algorithm: Algorithm, data: Dataset, threads: int) -> dict[str, Any]:
+    """Build, and say how long it took, and with what."""
+    if isinstance(algorithm, algorithms.Faiss) and algorithm.refine:
+        algorithms.STORE.stored(data.train)  # shared, and nobody's build time
+    faiss.omp_set_num_threads(threads)
+    algorithms.THREADS = threads
+    start = time.process_time()
+    algorithm.fit_ood(data.train, data.learn, data.learn_neighbors)
+    seconds = time.process_time() - start
+    faiss.omp_set_num_threads(1)
+    return {"build_s": round(seconds, 1), "build_threads": threads, "build_commit": current_commit()}
 
 
 def add_some(contender: Contender, data: Dataset) -> None:
@@ -175,12 +229,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--also", type=Path, action="append", default=[], help="other queries over the same items")
-    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--algorithms", default=",".join([OURS, *ALGORITHMS]))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--validation", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--keep", type=Path, help="folder in which built Faiss indexes and scans are kept for later runs")
+    parser.add_argument("--keep", type=Path, help="folder in which built indexes are kept for later runs")
     parser.add_argument("--targets", help="recalls that settings are chosen for, with commas between")
     parser.add_argument("--build-only", action="store_true", help="build and keep the indexes, and measure nothing")
     parser.add_argument("--build-threads", type=int, default=1)
@@ -188,12 +242,9 @@ def main() -> None:
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     data = Dataset.read(args.data)
-    algorithms.KEPT = args.keep
-    if args.keep is not None:
-        args.keep.mkdir(parents=True, exist_ok=True)
     if args.build_only:
         for name in args.algorithms.split(","):
-            print(name, fitted(name, data, args.build_threads).line, flush=True)
+            print(name, fitted(name, data, args.build_threads, args.keep).line, flush=True)
         return
     others = [Dataset.read(file, data.train) for file in args.also]
     body = {**about(args, data), "data": data.name, "failed": {}, "lines": []}
@@ -207,7 +258,7 @@ def main() -> None:
 
     for name in args.algorithms.split(","):
         try:
-            contender = fitted(name, data, args.build_threads)
+            contender = fitted(name, data, args.build_threads, args.keep)
             if args.targets:
                 contender.targets = [float(target) for target in args.targets.split(",")]
             for part in (data, *others):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.front import data, gpu, report
+from lab.front import data, gpu, report, summary
 
 faiss = pytest.importorskip("faiss")
 
@@ -124,9 +124,78 @@ def test_a_small_run_is_measured_and_reported(tmp_path: Path, monkeypatch: pytes
     (line,) = body["lines"]
     assert line["test"]["small_text_image"]["0.995"]["recall@10"] == 1.0 and line["add_10000_s"] >= 0
     assert "nobody" in body["failed"] and body["threads"] == 1 and body["commit"] and body["test_queries"] == 30
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(summary, "RESULTS", tmp_path)
     page = report.page()
     assert "| flat |" in page and "Not measured: nobody" in page
+
+
+def raced(name: str, memory: float, single: float, batch: float) -> dict[str, object]:
+    found = {"setting": {}, "recall@10": 0.96, "single_ms": single, "batch_ms": batch}
+    tests = {"fashion_1m_text_image": {"0.95": found}}
+    return {"name": name, "memory_bytes_per_item": memory, "disk_bytes_per_item": 0, "build_s": 100.0, "test": tests}
+
+
+def test_the_summary_names_the_fastest_whoever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        raced("GENIUS", 30, 0.2, 0.1),
+        raced("small", 20, 0.4, 0.05),
+        raced("middling", 55, 0.3, 0.3),
+        raced("Faiss HNSW32", 1300, 0.1, 0.2),
+    ]
+    (tmp_path / "fashion_1m.json").write_text(json.dumps({"lines": lines, "failed": {}}))
+    monkeypatch.setattr(summary, "RESULTS", tmp_path)
+    sentences = " ".join(summary.sentences())
+    assert "Faiss HNSW32 (1,300 bytes per item in memory) is the fastest for single queries (GENIUS has 0.50 times" in sentences
+    assert "small (20 bytes per item in memory) is the fastest for batches of 32 (GENIUS has 0.50 times" in sentences
+    (row,) = [line for line in summary.ratios() if "| 0.95 |" in line]
+    assert (
+        "| 5,000 / 10,000 | 2.00 / 0.50 (small) | 1.50 / 0.50 (middling / small) | 0.50 / 2.00 | 0.50 / 0.50 (HNSW32 / small) |"
+        in row
+    )
+    bars = {bar.what: bar for bar in summary.every_bar()}
+    hnsw = bars["throughput against HNSW32 at 0.95, 1,000,000 images filled from fashion, single and batches"]
+    assert hnsw.measured == "0.50 and 2.00" and hnsw.met is False and hnsw.wall in hnsw.line()
+    assert bars["build of 1,000,000 against HNSW32"].met is False
+    assert bars["memory against HNSW32, 1,000,000"].met is True
+    growth = bars["growth from 163,000 to 10,000,000 at 0.95, single"]
+    assert growth.met is None and "not measured" in growth.line()
+
+
+def test_the_fastest_of_a_column_is_bold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"lines": [raced("GENIUS", 30, 0.2, 0.1), raced("other", 20, 0.1, 0.2)], "failed": {}}
+    rows = report.table(summary.Race("fashion_1m", body, "fashion_1m_text_image"))
+    assert "5,000 / **10,000** (0.960)" in rows[2] and "**10,000** / 5,000 (0.960)" in rows[3]
+
+
+def test_slow_settings_of_a_sweep_are_ruled_out_and_those_that_may_win_are_not() -> None:
+    from lab.front.run import Point, promising
+
+    points = [Point(0.9, 1.0, {}), Point(0.95, 2.0, {}), Point(0.94, 2.2, {}), Point(0.9, 5.0, {}), Point(0.99, 9.0, {})]
+    assert promising(points) == [points[0], points[1], points[2], points[4]]
+
+
+def test_half_precision_items_are_read_from_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    dataset = small(80)
+    items = data.filled(dataset.train, 200, 0, tmp_path / "items.npy")
+    assert items.dtype == np.float16 and np.allclose(items, data.filled(dataset.train, 200, 0), atol=1e-3)
+    dataset.train = items
+    dataset.write(tmp_path / "half.hdf5", {})
+    read = data.Dataset.read(tmp_path / "half.hdf5")
+    assert isinstance(read.train, np.memmap) and (read.train == items).all()
+
+
+def test_a_kept_index_is_read_and_finds_the_same(tmp_path: Path) -> None:
+    from lab.front.run import fitted
+
+    dataset = small(5000)
+    for name in ("GENIUS", "Faiss HNSW32"):
+        made = [fitted(name, dataset, 1, tmp_path) for _ in range(2)]
+        found = []
+        for contender in made:
+            contender.algorithm.set(contender.algorithm.settings[-1])
+            found.append(contender.algorithm.query(dataset.test, 10))
+        assert (found[0] == found[1]).all() and made[0].line == made[1].line
 
 
 def test_the_page_says_what_the_files_say() -> None:
