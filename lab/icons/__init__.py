@@ -1,1 +1,1 @@
-"""The icon benchmark: eight retrieval tasks from icon sets and dictionaries that anyone can install by name."""
+"""The icon benchmark (docs/icons.md): vectors of its pictures and texts. What built it is in the history, at ba75c78c."""

@@ -1,6 +1,6 @@
 """Icon benchmark -> vectors of a frozen encoder -> training, validation and test sets in feature form.
 
-    python -m lab icons ICONS && python -m lab.icons.vectors ICONS OUT [--encoder bundled:mini]     (about 30 minutes on one core)
+    python -m lab.icons.vectors ICONS OUT [--encoder bundled:mini]     (about 30 minutes on one core; ICONS: docs/icons.md)
 
 Every distinct picture and text is encoded once; started again after a stop, it goes on where it was. `OUT` holds `images.npz`,
 `texts.npz` (int8 rows, one scale each) and `rows.npz` (who uses which, all positives), small enough to travel. All three splits
@@ -47,7 +47,7 @@ def extract(icons: Path, output: Path, uri: str, items: int | None = None, per_t
     """Encode a benchmark.
 
     Args:
-        icons: What `python -m lab icons` built.
+        icons: The benchmark, as docs/icons.md builds it.
         output: Folder of the arrays.
         uri: The encoder.
         items: Only so many candidates, drawn at random with seed 0, and the queries that have positives among them; None: all.

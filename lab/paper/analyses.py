@@ -31,7 +31,7 @@ from genius.train.generator import GeneratorStage
 from genius.train.handover import freeze
 from genius.train.holdout import Split
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.loop import Runtime, Stage, run_stage, training_device
 from genius.train.quantizer import QuantizerStage
 from genius.types import Item, Modality
 from lab.paper.table import Table, plots, png
@@ -225,8 +225,7 @@ def _small(item: Item, side: int) -> Image.Image:
 
 def training_time(name: str, title: str, config: TrainConfig, data: FeatureSet, steps: int, say: Say) -> Table:
     """Seconds a step of stages 2 and 3 here, and the hours of all epochs of the recipe over so many queries."""
-    accelerator = make_accelerator(config.device)
-    device = torch.device(accelerator.device)
+    device = training_device(config.device)
     visits, results = len(data.visits()), []
 
     def timed(stage: Stage, whole: int) -> None:
@@ -242,7 +241,7 @@ def training_time(name: str, title: str, config: TrainConfig, data: FeatureSet, 
         stage.validate = dict  # type: ignore[method-assign]
         stage.finish = lambda: None  # type: ignore[method-assign]
         with tempfile.TemporaryDirectory() as folder:
-            runtime = Runtime(accelerator, Journal(Path(folder), quiet=True), config.seed, replace(config.run, patience=0))
+            runtime = Runtime(device, Journal(Path(folder), quiet=True), config.seed, replace(config.run, patience=0))
             run_stage(stage, part, runtime, Path(folder))
         seen.append(time.perf_counter())
         settled = seen[len(seen) // 3 :]  # the first steps are slow

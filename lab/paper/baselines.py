@@ -23,7 +23,7 @@ from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.errors import GeniusError
-from genius.evaluate.generative import BeamMethod, Decodings, IdSource
+from genius.evaluate.generative import BeamMethod, IdSource
 from genius.evaluate.methods import Method
 from genius.features import Features
 from genius.files import write_whole
@@ -34,7 +34,7 @@ from genius.model.quantizer import ResidualQuantizer, score_fusion
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen
 from genius.train.journal import METRICS, Journal
-from genius.train.loop import LOOKS, Runtime, make_accelerator, run_stage
+from genius.train.loop import LOOKS, Runtime, run_stage
 from genius.train.pairs import EmbeddedRows, FeatureRows, Points
 from lab.paper import identifiers
 from lab.paper.identifiers import CHUNK, Identifiers
@@ -81,7 +81,6 @@ def build_baselines(
         raise GeniusError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
     config = BaselineConfig(steps=steps, seed=seed, batch=max(1, min(batch, len(train.queries))))
     world = _World.of(model, train, test)
-    decodings = Decodings()
     out: list[Method] = []
     for name in names:
         ids, generator = _learn(name, world, model, config, folder, say or (lambda _: None))
@@ -89,7 +88,7 @@ def build_baselines(
         source = IdSource(generator, ids.quantizer, codes, ids.level_sizes, world.test_queries, labelled=False)
         for count in beams:
             label = f"{name}@{count}" if len(beams) > 1 else name
-            out.append(BeamMethod(label, decodings, count, source=source))
+            out.append(BeamMethod(label, source, count))
     return out
 
 
@@ -242,7 +241,7 @@ class Baseline:
             self.stage.generator, self.ids.quantizer, codes, self.ids.level_sizes, self.world.test_queries, labelled=False
         )
         label = f"{name}@{beams}" if reranker == "none" else f"{name}-r@{beams}"
-        return BeamMethod(label, Decodings(), beams, reranker, source=source)
+        return BeamMethod(label, source, beams, reranker)
 
 
 def train_baseline(
@@ -340,7 +339,7 @@ def run_third(stage: WatchedGenerator, config: BaselineConfig) -> list[dict[str,
         folder = Path(temporary)
         run = RunConfig(patience=looks, average=0.0, log_every=max(1, config.steps // LOOKS))
         device = stage.frozen.codes.device
-        runtime = Runtime(make_accelerator(device.type), Journal(folder, quiet=True), config.seed, run)
+        runtime = Runtime(device, Journal(folder, quiet=True), config.seed, run)
         with suppress(TimeUp), stage.clock():
             run_stage(stage, stage.config, runtime, folder / "checkpoint")
         written = (folder / METRICS).read_text(encoding="utf-8") if (folder / METRICS).exists() else ""

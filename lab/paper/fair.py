@@ -40,7 +40,7 @@ from genius.train.generator import GeneratorStage
 from genius.train.handover import assemble, freeze, through_heads
 from genius.train.holdout import Split
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, Stage, make_accelerator
+from genius.train.loop import Runtime, Stage, training_device
 from genius.train.prepare import count_steps
 from genius.train.quantizer import QuantizerStage
 from lab import provenance
@@ -90,7 +90,7 @@ class Bench:
 
     def __init__(self, job: Job) -> None:
         self.job, self.parts = job, parts_of(job.data, job.features, job.products, job.judged)
-        self.accelerator = make_accelerator("auto")
+        self.device = training_device()
         loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage, and large decoders take gigabytes
 
     def config(self, row: Row) -> TrainConfig:
@@ -140,10 +140,6 @@ class Bench:
         stage.load_state_dict(trained_once(self.job.work / f"second-{self.job.seed}-{changes}.pt", train))
         return stage.to(self.device).eval()
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.accelerator.device)
-
 
 def attempt(job: Job) -> Iterator[dict[str, Any]]:
     """Every row as soon as it is done. A job that fails takes no other one with it."""
@@ -164,7 +160,7 @@ def run_job(job: Job) -> Iterator[dict[str, Any]]:
     bench = Bench(job)
     data = bench.through_heads()
     parts = Split(data.train, None, data.validation, "answers")
-    runtime = Runtime(bench.accelerator, Journal(Path(), quiet=True, active=False), job.seed, RunConfig())
+    runtime = Runtime(bench.device, Journal(Path(), quiet=True, active=False), job.seed, RunConfig())
     configs = [count_steps(bench.config(row), len(data.train.visits()), runtime) for row in job.rows]
     second = bench.second(parts, configs[0])
     times = {"stage 2": time.monotonic() - start}

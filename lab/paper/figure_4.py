@@ -19,7 +19,7 @@ from PIL import Image
 from genius.data.features import FeatureSet
 from genius.encoders.base import encode_queries
 from genius.evaluate import EvalConfig, Evaluation, evaluate
-from genius.evaluate.generative import BeamMethod, Decodings
+from genius.evaluate.generative import BeamMethod
 from genius.evaluate.report import markdown_table, method_title
 from genius.model.genius import Genius
 from genius.types import Query
@@ -60,20 +60,15 @@ def _shrunk(data: FeatureSet, size: int, queries: int) -> tuple[FeatureSet, np.n
     needed = torch.unique(asked.pairs[:, 1])
     others = torch.from_numpy(np.random.default_rng(0).permutation(len(data.pool)))
     keep = torch.cat([needed, others[~torch.isin(others, needed)]])[: max(size, len(needed))].sort().values
-    place = torch.full((len(data.pool),), -1, dtype=torch.long)
-    place[keep] = torch.arange(len(keep))
-    pairs = torch.stack([asked.pairs[:, 0], place[asked.pairs[:, 1]]], 1)
-    ids = [data.pool_ids[i] for i in keep.tolist()]
-    return replace(asked, pool=data.pool[keep], pool_ids=ids, pairs=pairs, pools={}), rows, keep.numpy()
+    return replace(asked.take_pool(keep), pools={}), rows, keep.numpy()
 
 
 def _over(method: BeamMethod, queries: np.ndarray, rows: np.ndarray) -> BeamMethod:
     """A baseline that knows the whole pool, over a part of it."""
     source = method.source
-    assert source is not None
     asked = source.queries[torch.from_numpy(queries).to(source.queries.device)]
-    part = dataclasses.replace(source, codes=source.codes[rows], queries=asked)
-    return dataclasses.replace(method, source=part, decodings=Decodings())
+    part = dataclasses.replace(source, codes=source.codes[rows], queries=asked, kept={})
+    return dataclasses.replace(method, source=part)
 
 
 def speed(

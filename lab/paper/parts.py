@@ -23,7 +23,7 @@ from genius.train.config import RunConfig, TrainConfig
 from genius.train.encoder import HeadsStage
 from genius.train.holdout import sample_queries, split
 from genius.train.journal import METRICS, Journal
-from genius.train.loop import Runtime, Stage, make_accelerator, run_stage
+from genius.train.loop import Runtime, Stage, run_stage, training_device
 from lab.accuracy import fashion, icons, without
 from lab.paper.timed import TimeUp
 
@@ -86,7 +86,7 @@ def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) ->
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder), quiet=True)
         try:
-            run_stage(stage, part, Runtime(make_accelerator("auto"), journal, seed, run), Path(folder) / "checkpoint")
+            run_stage(stage, part, Runtime(training_device(), journal, seed, run), Path(folder) / "checkpoint")
         except TimeUp:
             stage.eval()
             with torch.no_grad():

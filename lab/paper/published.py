@@ -54,7 +54,7 @@ from genius.train.config import TrainConfig, read_train_config
 from genius.train.generator import Frozen, ValidationSet, generator_config
 from genius.train.handover import assemble, freeze, through_heads
 from genius.train.holdout import Split
-from genius.train.loop import LOOKS, make_accelerator
+from genius.train.loop import LOOKS, training_device
 from genius.train.quantizer import QuantizerStage
 from lab import provenance
 from lab.accuracy import summaries, without
@@ -385,7 +385,7 @@ def run_row(settings: Settings, row: Row, tell: Tell = lambda _: None) -> dict[s
     """Train and measure one row; `tell` is called with what is known before the whole is."""
     loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage
     start = time.monotonic()
-    device = torch.device(make_accelerator("auto").device)
+    device = training_device()
     parts = narrowed(prepared(settings, row, device), row)
     seconds = {"data": time.monotonic() - start}
     about = {

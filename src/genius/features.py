@@ -100,52 +100,42 @@ class Features:
         arrays: Any = (self.image, self.text, self.image_mask, self.text_mask)
         return Features(*map(torch.from_numpy, arrays))
 
-    def check(self, width: int | None = None) -> Features:
+    def check(self, width: int | None = None, name: str = "rows", zeros: bool = True) -> Features:
         """Check shapes and values; return self.
 
         Args:
-            width: The expected width, if any.
+            width: Of both vectors, if they must have one.
+            name: What the rows are, for errors.
+            zeros: Whether a vector of zeros is allowed.
 
         Raises:
             GeniusError: For wrong shapes, NaN or infinity, or rows with neither modality.
         """
-        self.check_shapes(one_width=True)
-        if width is not None and self.width != width:
-            raise GeniusError(f"features are {self.width} wide, the model expects {width}")
-        self.check_rows()
-        return self
-
-    def check_shapes(self, name: str = "", one_width: bool = False) -> None:
-        """Check that all parts have one row per item.
-
-        Args:
-            name: Begins the error.
-            one_width: Whether image and text must be of one width; they may differ before the heads of towers.
-        """
-        n = len(self)
-        rows_fit = self.text.shape[0] == n and self.image_mask.shape == (n,) and self.text_mask.shape == (n,)
-        if rows_fit and (not one_width or self.text.shape == self.image.shape):
-            return
-        raise GeniusError(
-            f"{name + ': ' if name else ''}features do not fit together: image {tuple(self.image.shape)}, "
-            f"text {tuple(self.text.shape)}, masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
-        )
-
-    def check_rows(self, name: str = "", zeros: bool = True) -> None:
-        """Check that present rows are finite.
-
-        Args:
-            name: Begins the error.
-            zeros: Whether a vector of zeros is allowed.
-        """
-        what = name + " " if name else ""
+        self.check_shapes(name)
+        widths = {self.image.shape[1], self.text.shape[1]}
+        if width is not None and widths != {width}:
+            raise GeniusError(f"features are {' and '.join(map(str, sorted(widths)))} wide, the model expects {width}")
         for modality, rows, mask in (("image", self.image, self.image_mask), ("text", self.text, self.text_mask)):
             isfinite = module_of(rows).isfinite
             finite = _each(rows, lambda part: isfinite(part).all(1))  # noqa: B023 - called at once
-            _refuse(mask & ~finite, f"{what}{modality} features are NaN or infinite")
+            _refuse(mask & ~finite, f"{name}: {modality} features are NaN or infinite")
             if not zeros:
-                _refuse(mask & _each(rows, lambda part: (part == 0).all(1)), f"{what}{modality} features are all zero")
-        _refuse(~(self.image_mask | self.text_mask), f"{what}rows have neither an image nor a text")
+                _refuse(mask & _each(rows, lambda part: (part == 0).all(1)), f"{name}: {modality} features are all zero")
+        _refuse(~(self.image_mask | self.text_mask), f"{name} have neither an image nor a text")
+        return self
+
+    def check_shapes(self, name: str) -> None:
+        """Check that all parts have one row per item; image and text may differ in width.
+
+        Args:
+            name: What the rows are, for errors.
+        """
+        n = len(self)
+        if self.text.shape[0] != n or self.image_mask.shape != (n,) or self.text_mask.shape != (n,):
+            raise GeniusError(
+                f"{name}: features do not fit together: image {tuple(self.image.shape)}, "
+                f"text {tuple(self.text.shape)}, masks {tuple(self.image_mask.shape)} and {tuple(self.text_mask.shape)}"
+            )
 
     def masked(self) -> tuple[Tensor, Tensor]:
         """(image, text), with missing rows exactly zero even if they hold NaN."""

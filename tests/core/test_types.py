@@ -103,7 +103,7 @@ def test_target_picks_an_instruction_and_words_override_it() -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = "torch lancedb transformers fastapi faiss pyarrow accelerate"
+    heavy = "torch lancedb transformers fastapi faiss pyarrow"
     code = f"import sys, genius; print([m for m in '{heavy}'.split() if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 

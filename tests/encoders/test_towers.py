@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from module_tower import ModuleTower
 from PIL import Image
 from torch import nn
 
@@ -14,7 +15,7 @@ from genius import GeniusError, Item
 from genius.encoders import load_encoder
 from genius.encoders.base import encode_items
 from genius.encoders.inputs import Pixels, Tokens
-from genius.encoders.towers import Heads, ModuleTower, OnnxTower, TowersEncoder, pooled
+from genius.encoders.towers import Heads, OnnxTower, TowersEncoder, pooled
 
 pytest.importorskip("onnxruntime")
 
@@ -116,7 +117,7 @@ def test_saving_round_trips(encoder: TowersEncoder, pictures: list[Image.Image],
         load_encoder(tmp_path / "saved")
 
 
-def test_torch_modules_work_but_do_not_save(encoder: TowersEncoder, pictures: list[Image.Image], tmp_path: Path) -> None:
+def test_a_tower_of_your_own_works_but_is_not_saved(encoder: TowersEncoder, pictures: list[Image.Image], tmp_path: Path) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(48, 10))
     mixed = TowersEncoder(ModuleTower(flat, 10), encoder.text_tower, encoder.heads, encoder.pixels, encoder.tokens)
     assert mixed.encode_images(pictures).shape == (3, 16) and mixed.fingerprint() != encoder.fingerprint()

@@ -12,14 +12,13 @@ from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.errors import GeniusError
 from genius.evaluate import EvalConfig, Evaluation, build_methods, evaluate, methods
-from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod, IdSource, NoDecoder, prefix_survival
+from genius.evaluate.generative import BeamMethod, EngineMethod, IdSource, NoDecoder
 from genius.evaluate.methods import Ints, MethodResult, Pool, Space
 from genius.features import Features
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.search import CodeTrie, SearchParams
 from genius.search.beam import beam_search
-from genius.search.decoder import DecoderState
 from genius.search.tensors import tensor_arrays
 from genius.search.vectors import StoredVectors
 from genius.types import Modality
@@ -157,9 +156,10 @@ def test_beam_methods_equal_a_plain_beam(model: Genius, data: FeatureSet, decode
         theirs = beam_search(scorer or model.generator, trie, space.query_z[q : q + 1], 6)
         assert [tuple(row) for row in theirs.codes[0].tolist()] == found
         assert np.allclose(theirs.scores[0].numpy() * len(SIZES), scores, atol=1e-4)  # a mean over the codes
-    answer = BeamMethod("m", Decodings(5), 6, decoder=decoder).answer(space, pool, queries, 10)
-    reranked = BeamMethod("r", Decodings(5), 6, "embeddings", decoder).answer(space, pool, queries, 10)
-    few = BeamMethod("f", Decodings(5), 6, "embeddings", decoder, most=3).answer(space, pool, queries, 10)
+    source = IdSource.of(space, decoder=decoder, at_once=5)
+    answer = BeamMethod("m", source, 6).answer(space, pool, queries, 10)
+    reranked = BeamMethod("r", source, 6, "embeddings").answer(space, pool, queries, 10)
+    few = BeamMethod("f", source, 6, "embeddings", most=3).answer(space, pool, queries, 10)
     z, dense = space.query_dense, space.dense
 
     def by_vector(rows: np.ndarray, q: int) -> list[int]:
@@ -185,28 +185,10 @@ def test_few_beams_return_few_items(model: Genius, data: FeatureSet) -> None:
             assert all(1 <= len({tuple(codes[r]) for r in ranked_rows if r >= 0}) <= most for ranked_rows in rows)
 
 
-def test_survival_and_candidate_recall_agree(model: Genius, data: FeatureSet) -> None:
-    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",), survival=1000)
+def test_candidate_recall_bounds_hits(model: Genius, data: FeatureSet) -> None:
+    found = run(model, data, methods=("genius", "no-decoder", "default"), pools=("local",))
     for result in found.results:
-        if result.method == "default":
-            assert result.candidate_recall is not None and not result.survival
-            continue
-        assert result.survival == sorted(result.survival, reverse=True) and len(result.survival) == 4
-        assert result.survival[-1] == pytest.approx(result.candidate_recall)  # at full depth they are the same thing
         assert result.candidate_recall is not None and result.metrics["hit@10"] <= result.candidate_recall
-
-
-def test_survival_by_hand(model: Genius) -> None:
-    codes = np.array([[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
-
-    class LowFirst(NoDecoder):
-        def next_log_probs(self, codes: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
-            queries, beams, level = codes.shape
-            return -torch.arange(SIZES[level]).float().expand(queries, beams, -1), state
-
-    positives = [codes[3:], codes[1:2], codes[:0]]
-    share = prefix_survival(LowFirst(model.quantizer), CodeTrie.build(codes, SIZES), torch.zeros(3, WIDTH), positives, beams=1)
-    assert share.tolist() == [0.5, 0.5, 0.0, 0.0]  # query 0 lost at once, query 1 at level 2; query 2 has no positive
 
 
 def test_codes_exhaustive_and_engine(model: Genius, data: FeatureSet) -> None:
@@ -289,12 +271,12 @@ def test_known_targets_restrict_the_beams(model: Genius, data: FeatureSet) -> No
 
 
 def test_decodings_are_shared_but_never_across_pools(model: Genius, data: FeatureSet) -> None:
-    decodings = Decodings(32)
     space, queries = Space(model, data), np.arange(8)
+    source = IdSource.of(space, at_once=32)
     universal, local = Pool("universal", np.arange(240)), Pool("universal", np.arange(120))  # the same name on purpose
-    a = decodings.get(space, IdSource.of(space), universal, queries, 4)
-    assert decodings.get(space, IdSource.of(space), universal, queries, 4) is a
-    assert decodings.get(space, IdSource.of(space), local, queries, 4) is not a
+    a = source.decode(space, universal, queries, 4)
+    assert source.decode(space, universal, queries, 4) is a
+    assert source.decode(space, local, queries, 4) is not a
 
 
 def test_bad_configs_are_one_line(model: Genius, data: FeatureSet) -> None:

@@ -1,22 +1,17 @@
-"""The MTEB adapter and the index back-end: the protocols on plain rows and vectors, and tiny tasks through MTEB itself where it
-is installed."""
+"""The MTEB adapter: the protocol on plain rows, and a tiny task through MTEB itself where it is installed."""
 
 from __future__ import annotations
 
-import re
-import zlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from shapes_encoder import ShapesEncoder
 
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
 from genius.errors import GeniusError
-from genius.evaluate.mteb import GeniusSearch, IndexBackend
+from genius.evaluate.mteb import GeniusSearch
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.search import SearchParams
@@ -95,132 +90,3 @@ def test_a_tiny_task_through_mteb() -> None:
     assert isinstance(search, SearchProtocol)
     results = mteb.evaluate(search, Shapes(), cache=None, show_progress_bar=False)
     assert results.task_results[0].get_score() > 0.9
-
-
-# -- the index as a back-end ---------------------------------------------------------------------------------------
-
-
-class WordsEncoder:
-    """An MTEB encoder without weights: the sum of a random vector per word, not of length 1."""
-
-    def __init__(self, similarity: str = "cosine") -> None:
-        self.mteb_model_meta = SimpleNamespace(similarity_fn_name=similarity)
-
-    def vectors(self, texts: list[str]) -> np.ndarray:
-        return np.stack([sum(map(self._word, re.findall(r"\w+", text))) for text in texts]).astype(np.float32)
-
-    @staticmethod
-    def _word(word: str) -> np.ndarray:
-        return np.random.default_rng(zlib.crc32(word.encode())).normal(size=48)
-
-    def encode(self, inputs: Any, **_: Any) -> np.ndarray:
-        return self.vectors([text for batch in inputs for text in batch["text"]])
-
-    def similarity(self, a: Any, b: Any) -> torch.Tensor:
-        return torch.nn.functional.normalize(torch.as_tensor(a)) @ torch.nn.functional.normalize(torch.as_tensor(b)).T
-
-    def similarity_pairwise(self, a: Any, b: Any) -> torch.Tensor:
-        return torch.nn.functional.cosine_similarity(torch.as_tensor(a), torch.as_tensor(b))
-
-
-TEXTS = [thing.text for thing in THINGS]
-ASKED = [f"{text.split()[1]} {number}" for number, text in enumerate(TEXTS)]
-
-
-def exhaustive(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    return np.asarray(WordsEncoder().similarity(queries, documents))
-
-
-def test_the_back_end_ranks_as_exhaustive_search() -> None:
-    encoder = WordsEncoder()
-    documents = encoder.vectors(TEXTS)
-    queries = encoder.vectors(ASKED)
-    backend = IndexBackend(encoder)
-    names = [f"d{row}" for row in range(len(TEXTS))]
-    backend.add_documents(documents[:10], names[:10])
-    backend.add_documents(torch.from_numpy(documents[10:]), names[10:])
-    truth = exhaustive(queries, documents)
-    scores, positions = backend.search(queries, top_k=7)
-    assert np.allclose(scores, -np.sort(-truth, axis=1)[:, :7], atol=2e-3)
-    assert np.allclose(np.take_along_axis(truth, np.array(positions), axis=1), scores, atol=2e-3)
-    # re-ranking: positions are those of the query's own list, as MTEB's wrapper reads them
-    lists = {"q0": ["d5", "d2", "d11"], "q1": [], "q2": ["d2"]}
-    scores, positions = backend.search(queries[:3], 2, None, lists, {0: "q0", 1: "q1", 2: "q2"})
-    best = sorted(range(3), key=lambda place: -truth[0, int(lists["q0"][place][1:])])[:2]
-    assert positions == [best, [], [0]]
-    backend.clear()
-    with pytest.raises(GeniusError, match="add documents before"):
-        backend.search(queries, 3)
-    backend.add_documents(documents[:4], names[:4])
-    assert [len(row) for row in backend.search(queries[:2], 100)[1]] == [4, 4]
-
-
-def test_the_back_end_keeps_the_index_of_a_folder(tmp_path: Path) -> None:
-    backend = IndexBackend(folder=tmp_path / "corpus.genius")
-    backend.add_documents(np.eye(3), ["a", "b", "c"])
-    backend.clear()
-    from genius.index import Index
-
-    assert len(Index.open(tmp_path / "corpus.genius")) == 3
-
-
-def test_the_back_end_refuses_in_one_line() -> None:
-    with pytest.raises(GeniusError, match="compared by MaxSim"):
-        IndexBackend(WordsEncoder("MaxSim"))
-    with pytest.raises(GeniusError, match="not of length 1"):
-        IndexBackend(WordsEncoder("dot")).add_documents(np.eye(3) * 2, ["a", "b", "c"])
-    backend = IndexBackend(WordsEncoder("dot"))
-    backend.add_documents(np.eye(3), ["a", "b", "c"])
-    with pytest.raises(GeniusError, match="twice"):
-        backend.add_documents(np.eye(3), ["x", "b", "y"])
-    with pytest.raises(GeniusError, match="NaN"):
-        backend.add_documents(np.full((1, 3), np.nan), ["n"])
-    with pytest.raises(GeniusError, match="4 wide"):
-        backend.search(np.ones((1, 4)), 1)
-    with pytest.raises(GeniusError, match="no document 'z'"):
-        backend.search(np.ones((1, 3)), 1, None, {"q": ["z"]}, {0: "q"})
-    with pytest.raises(GeniusError, match="2 ids for 1"):
-        backend.add_documents(np.ones((1, 3)), ["e", "f"])
-
-
-@pytest.mark.parametrize("kind", ["retrieval", "reranking"])
-def test_any_encoder_of_mteb_over_an_index(kind: str) -> None:
-    mteb = pytest.importorskip("mteb", reason="mteb is not installed (extra 'mteb')")
-    from datasets import Dataset
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-    from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
-    from mteb.abstasks.task_metadata import TaskMetadata
-    from mteb.models import ModelMeta
-    from mteb.models.models_protocols import EncoderProtocol
-    from mteb.models.search_wrappers import SearchEncoderWrapper
-
-    class Words(AbsTaskRetrieval):  # type: ignore[misc]
-        metadata = TaskMetadata(
-            name="GeniusWords", type="Retrieval", category="t2t", modalities=["text"], main_score="ndcg_at_10",
-            description="parts of short texts", reference=None, dataset={"path": "none", "revision": "1"}, eval_splits=["test"],
-            eval_langs=["eng-Latn"], date=None, domains=None, task_subtypes=None, license=None, annotations_creators=None,
-            dialect=None, sample_creation=None, bibtex_citation=None,
-        )  # fmt: skip
-
-        def load_data(self, *_: Any, **__: Any) -> None:
-            ranked = {f"q{i}": [f"d{(i + step) % len(TEXTS)}" for step in range(-2, 4)] for i in range(len(TEXTS))}
-            data = RetrievalSplitData(
-                queries=Dataset.from_list([{"id": f"q{i}", "text": text} for i, text in enumerate(ASKED)]),
-                corpus=Dataset.from_list([{"id": f"d{i}", "text": text, "title": ""} for i, text in enumerate(TEXTS)]),
-                relevant_docs={f"q{i}": {f"d{i}": 1} for i in range(len(TEXTS))},
-                top_ranked=ranked if kind == "reranking" else None,
-            )
-            self.dataset = {"default": {"test": data}}
-            self.data_loaded = True
-
-    encoder = WordsEncoder()
-    encoder.mteb_model_meta = ModelMeta.create_empty({"name": "genius/words", "revision": "1", "similarity_fn_name": "cosine"})
-    assert isinstance(encoder, EncoderProtocol)
-
-    def score(search: Any) -> dict[str, Any]:
-        found = mteb.evaluate(search, Words(), cache=None, show_progress_bar=False).task_results[0].scores["test"][0]
-        return {name: value for name, value in found.items() if name.startswith(("ndcg", "recall", "mrr_at"))}
-
-    own = score(SearchEncoderWrapper(encoder))
-    assert 0.2 < own["ndcg_at_10"] < 1.0
-    assert score(SearchEncoderWrapper(encoder, index_backend=IndexBackend(encoder))) == pytest.approx(own, abs=1e-9)

@@ -21,7 +21,7 @@ from genius.errors import GeniusError
 
 
 class ShapesEncoder:
-    """Implements `genius.encoders.base.Encoder` and `encode_pairs`."""
+    """Implements `genius.encoders.base.Encoder`."""
 
     def __init__(self, width: int = 64) -> None:
         self.width = width
@@ -38,20 +38,6 @@ class ShapesEncoder:
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         return torch.stack([self._sum(text) for text in texts]) + 0.3 * self._word("<text>")
-
-    def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
-        """Feature fusion: a colour in the text replaces the picture's, which a plain sum cannot do."""
-        out = []
-        for image, text in zip(images, texts, strict=True):
-            words = set(re.findall(r"[a-z]+", text.lower()))
-            row = self._sum(text) if text else torch.zeros(self.width)
-            if image is not None:
-                nearest = int(torch.cdist(_pixels(image)[None], self._templates).argmin())
-                thing = self._things[nearest]
-                shown = [thing.size, thing.shape, *([] if words & set(COLOURS) else [thing.colour])]
-                row = row + self._sum(" ".join(shown))
-            out.append(row)
-        return torch.stack(out)
 
     def save(self, directory: Path) -> None:
         raise GeniusError("the encoder of the synthetic world has no weights to save")

@@ -126,8 +126,8 @@ def test_trained_baselines_are_found_again_and_only_for_the_same_data(
     assert all("training" in line for line in said) and again == [f"{name}: already trained" for name in names]
     for old, new in zip(first, second, strict=True):
         assert np.array_equal(old.codes, new.codes) and old.level_sizes == new.level_sizes
-        kept = new.generator.state_dict()
-        assert all(torch.equal(value, kept[name]) for name, value in old.generator.state_dict().items())
+        kept = new.scorer.state_dict()
+        assert all(torch.equal(value, kept[name]) for name, value in old.scorer.state_dict().items())
     assert first[0].quantizer is not None and second[0].quantizer is not None and second[1].quantizer is None
     assert torch.equal(first[0].quantizer.codebook(1), second[0].quantizer.codebook(1))
     assert all("training" in line for line in build(steps=1)[1] + build(data=train.take_queries(torch.arange(100)))[1])

@@ -170,6 +170,17 @@ def test_every_query_has_its_own_filter(world: World) -> None:
         assert (rows >= 0).sum() == (0 if query == 4 else 8)
 
 
+def test_a_query_finds_alone_what_it_finds_in_a_batch(world: World) -> None:
+    """Cells are ranked by another kernel for a batch; targets of the batch differ."""
+    together = world.engine.search(world.z, k=10, params=SCAN, target=world.target)
+    for query in range(0, 90, 7):
+        own = slice(query, query + 1)
+        alone = world.engine.search(world.z[own], k=10, params=SCAN, target=world.target[own])
+        assert alone.rows[0].tolist() == together.rows[query].tolist()
+        assert alone.considered[0] == together.considered[query] > 0
+        np.testing.assert_allclose(alone.scores[0], together.scores[query], atol=1e-6, rtol=0)
+
+
 def test_deleted_items_are_gone_and_added_ones_found(world: World) -> None:
     first = ITEMS - 3000
     engine = world.engine_of(slice(0, first))

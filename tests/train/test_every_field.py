@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,8 +132,7 @@ def test_another_value_changes_the_run_or_is_refused(name: str, usual: Path, tmp
         with pytest.raises(GeniusError, match="no such data: nowhere"):
             train(small_config(place, data="nowhere"), quiet=True)
     elif name == "run.precision":  # a matter of the machine: on a GPU it turns autocast off
-        card = SimpleNamespace(device=torch.device("cuda"))
-        assert [Runtime(card, None, 0, RunConfig(precision=p)).half for p in ("auto", "fp32")] == [True, False]  # type: ignore[arg-type]
+        assert [Runtime(torch.device("cuda"), None, 0, RunConfig(precision=p)).half for p in ("auto", "fp32")] == [True, False]  # type: ignore[arg-type]
     elif name == "run.compile":  # a step through torch.compile is the same step
         compiled: list[Any] = []
         with pytest.MonkeyPatch.context() as patch:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from module_tower import ModuleTower
 from train_fixtures import small_config
 
 from genius.data.synthetic import COLOURS, SHAPES, SIZES, Thing
 from genius.encoders.inputs import Pixels, Tokens
 from genius.encoders.mini import MiniConfig, MiniEncoder
-from genius.encoders.towers import Heads, ModuleTower, TowersEncoder
+from genius.encoders.towers import Heads, TowersEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.train import train
@@ -104,7 +105,7 @@ def test_heads_train_on_towers_of_two_widths(pairs: Path, tmp_path: Path, monkey
     text = torch.nn.Embedding(64, 12)
     towers = TowersEncoder(
         ModuleTower(image, 20),
-        ModuleTower(text, 12, lambda module, inputs: module(inputs["input_ids"])),
+        ModuleTower(text, 12),
         Heads(20, 12, 16, 8),
         Pixels(16),
         word_tokens(),

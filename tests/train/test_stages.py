@@ -20,7 +20,7 @@ from genius.train.generator import CORRECTION_PENALTY, Augmentation, Frozen, Gen
 from genius.train.handover import freeze
 from genius.train.holdout import Split, split
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, Stage, make_accelerator, make_optimizer, run_stage
+from genius.train.loop import Runtime, Stage, make_optimizer, run_stage
 from genius.train.metrics import mean_hits
 from genius.train.quantizer import QuantizerStage
 
@@ -30,7 +30,7 @@ PAPER = {"generator__inputs": "scalar", "model__recipe": "paper"}
 
 def learn(stage: Stage, config: StageConfig, tmp_path: Path) -> None:
     run = RunConfig(patience=0, log_every=1)
-    runtime = Runtime(make_accelerator("cpu"), Journal(tmp_path / "log", quiet=True), 0, run)
+    runtime = Runtime(CPU, Journal(tmp_path / "log", quiet=True), 0, run)
     run_stage(stage, config, runtime, tmp_path / "checkpoint")
     stage.eval()
 

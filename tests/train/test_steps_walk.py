@@ -17,7 +17,7 @@ from genius.train.generator import GeneratorStage
 from genius.train.handover import freeze
 from genius.train.holdout import split
 from genius.train.journal import Journal
-from genius.train.loop import OneProcess, Runtime, Stage, make_optimizer, take_step
+from genius.train.loop import Runtime, Stage, make_optimizer, take_step
 from genius.train.quantizer import QuantizerStage
 
 ROOT = Path(genius.__file__).parent
@@ -40,7 +40,7 @@ def stages(tmp_path: Path) -> dict[str, tuple[Stage, Any]]:
 def test_a_training_step_is_read_in_few_files(name: str, tmp_path: Path) -> None:
     """At most nine, and the page that leads through them names each."""
     stage, config = stages(tmp_path)[name]
-    runtime = Runtime(OneProcess(), Journal(tmp_path, quiet=True), 0, small_config(tmp_path).run)
+    runtime = Runtime(CPU, Journal(tmp_path, quiet=True), 0, small_config(tmp_path).run)
     stage.train()
     ran: set[str] = set()
 

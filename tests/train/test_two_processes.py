@@ -29,7 +29,7 @@ def run(kinds: Sequence[str], world: int, output: Path) -> dict[str, list[Weight
     processes = []
     for rank in range(world):
         found = os.pathsep.join([str(SCRIPT.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # the fixtures beside it
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": found}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": found}
         if world > 1:
             environment |= {
                 "RANK": str(rank),

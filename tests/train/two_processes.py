@@ -16,7 +16,8 @@ from genius.model.quantizer import ResidualQuantizer
 from genius.train import generator, train_stages
 from genius.train.config import RECIPES, RecipeName
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, make_accelerator
+from genius.train.loop import Runtime, training_device, wait_for_all
+from genius.train.losses import rank, world_size
 
 KINDS = {
     "ours": {},  # hard negatives, refit codebooks, moved items
@@ -49,9 +50,8 @@ def run(kind: str, output: Path) -> int:
         "model__width": 16, "quantizer__hard_negatives": 1, **KINDS[kind],
     }  # fmt: skip
     config = small_config(output, **settings)
-    accelerator = make_accelerator("cpu")
-    runtime = Runtime(accelerator, Journal(output, quiet=True, active=accelerator.is_main_process), 0, config.run)
-    if runtime.rank > 0:  # k-means elsewhere adds in another order, and here finds something else altogether
+    runtime = Runtime(training_device("cpu"), Journal(output, quiet=True, active=rank() == 0), 0, config.run)
+    if rank() > 0:  # k-means elsewhere adds in another order, and here finds something else altogether
         import genius.model.quantizer as module
 
         module.fit_codebooks = lambda *_: (_ for _ in ()).throw(AssertionError("codebooks are fitted by the first process alone"))
@@ -69,10 +69,10 @@ def run(kind: str, output: Path) -> int:
         **trained.model.network.state_dict(),
         **{f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()},
     }
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output / f"result-{runtime.rank}.safetensors")
-    (output / f"world-{runtime.rank}").write_text(str(runtime.world))
-    accelerator.wait_for_everyone()
-    return runtime.world
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output / f"result-{rank()}.safetensors")
+    (output / f"world-{rank()}").write_text(str(world_size()))
+    wait_for_all()
+    return world_size()
 
 
 if __name__ == "__main__":

@@ -91,21 +91,18 @@ def attach(
     model: Annotated[Path, typer.Argument(help="Model folder without an encoder.")],
     encoder: Annotated[str, typer.Argument(help="Encoder: a folder, hf-hub:OWNER/NAME, uniir:FILE or bundled:NAME.")],
     features: Annotated[Path | None, typer.Option(help="Folder of features to compare with.")] = None,
-    data: Annotated[str, typer.Option(help="Dataset of these features. A few rows are encoded again and compared.")] = "",
-    split: Annotated[str, typer.Option(help="Split of that dataset.")] = "test",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Store an encoder with a model, so that the model accepts images and texts.
 
-    The widths of encoder and model must agree. With --features, it checks that the features come from this encoder. With
-    --data, it encodes a few rows again and compares them.
+    The widths of encoder and model must agree. With --features, it checks that the features come from this encoder.
 
     Example:
       genius attach MODEL uniir:clip_sf_large.pth --features features/test
     """
     from genius.train.sources import attach_encoder
 
-    checked = attach_encoder(model, encoder, features=features, data=data, split=split)
+    checked = attach_encoder(model, encoder, features=features)
     body = {"model": str(model), "encoder": encoder, "checked": checked}
     tell(body, f"{model} has the encoder {encoder} now; checked: {', '.join(checked)}", json)
 

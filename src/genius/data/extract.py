@@ -29,16 +29,16 @@ from genius.encoders.base import (
     OnError,
     Precision,
     encode_items,
-    encode_queries,
     precision,
     sent_to_workers,
+    widths_of,
 )
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import write_json
 from genius.known_instructions import KnownInstructions
 from genius.pictures import PictureWorkers
-from genius.types import Item, Modality, Query, query_text
+from genius.types import Modality
 from genius.weight_files import read_tensors
 
 Progress = Callable[[str, int, int], None]
@@ -115,7 +115,7 @@ def extract(
         if config.workers:
             workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder)))
         for name, file, rows, stream in parts:
-            lay_out(directory / file, rows, encoder.width, config.half)
+            lay_out(directory / file, rows, widths_of(encoder), config.half)
             _Shards(directory, name, file, rows, encoder, config, workers, progress).fill(stream)
     if not _all_done(directory, plan, config):
         return None
@@ -180,7 +180,7 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
 # -- files at their full size --------------------------------------------------------------------------------------
 
 
-def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
+def layout(rows: int, widths: tuple[int, int], half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
     """Header of a safetensors file with the four tensors, and (offset, shape, dtype) of each."""
     number: type[np.floating[Any]] = np.float32
     number_label = "F32"
@@ -191,8 +191,8 @@ def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[in
     places: dict[str, tuple[int, tuple[int, ...], Any]] = {}
     start = 0
     for name, shape, label, dtype in (
-        ("image", (rows, width), number_label, number),
-        ("text", (rows, width), number_label, number),
+        ("image", (rows, widths[0]), number_label, number),
+        ("text", (rows, widths[1]), number_label, number),
         ("image_mask", (rows,), "BOOL", np.bool_),
         ("text_mask", (rows,), "BOOL", np.bool_),
     ):
@@ -206,8 +206,8 @@ def layout(rows: int, width: int, half: bool) -> tuple[bytes, dict[str, tuple[in
     return header, {name: (len(header) + offset, shape, dtype) for name, (offset, shape, dtype) in places.items()}
 
 
-def lay_out(path: Path, rows: int, width: int, half: bool) -> None:
-    header, places = layout(rows, width, half)
+def lay_out(path: Path, rows: int, widths: tuple[int, int], half: bool) -> None:
+    header, places = layout(rows, widths, half)
     end = max(offset + int(np.prod(shape)) * np.dtype(dtype).itemsize for offset, shape, dtype in places.values())
     if path.is_file() and path.stat().st_size == end:
         return
@@ -275,7 +275,7 @@ class _Shards:
         with precision(self.encoder, self.config.precision):
             features, problems = _encode(self.encoder, inputs, self.config, advance, self.workers)
         path = self.directory / self.file
-        _, places = layout(self.rows, self.encoder.width, self.config.half)
+        _, places = layout(self.rows, widths_of(self.encoder), self.config.half)
         try:
             write_rows(path, places, shard * self.config.shard_rows, features)
             write_json(_mark(self.directory, self.name, shard), problems)  # after the rows: a mark means they are there
@@ -293,19 +293,13 @@ def _mark(directory: Path, name: str, shard: int) -> Path:
 
 def write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
     """Write exactly these rows' bytes, and sync: neighbours belong to other processes, maybe on other machines."""
-    handle = os.open(path, os.O_WRONLY)
-    try:
+    with path.open("r+b") as file:
         for name, (offset, shape, dtype) in places.items():
             values = getattr(features, name).numpy().astype(dtype)
-            remaining = memoryview(values.tobytes())
-            place = offset + start * int(np.prod(shape[1:])) * values.itemsize
-            while remaining:
-                count = os.pwrite(handle, remaining, place)
-                remaining = remaining[count:]
-                place += count
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            file.seek(offset + start * int(np.prod(shape[1:])) * values.itemsize)
+            file.write(values.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 # -- encoding one shard --------------------------------------------------------------------------------------------
@@ -319,26 +313,22 @@ def _encode(
     workers: PictureWorkers | None,
 ) -> tuple[Features, list[str]]:
     """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
-    options: dict[str, Any] = {"batch_size": config.batch_size, "on_progress": advance, "workers": workers}
-    if inputs and isinstance(inputs[0], Query):
-        if config.on_error == "raise":
-            return encode_queries(encoder, inputs, **options), []
-        inputs = [Item(f"query {i}", image=query.image, text=query_text(query)) for i, query in enumerate(inputs)]
-    features, kept, problems = encode_items(encoder, inputs, on_error=config.on_error, **options)
+    features, kept, problems = encode_items(
+        encoder, inputs, batch_size=config.batch_size, on_error=config.on_error, on_progress=advance, workers=workers
+    )
     if len(kept) == len(inputs):
         return features, []
     return _spread(features, kept, len(inputs)), problems
 
 
 def _spread(features: Features, kept: Sequence[int], rows: int) -> Features:
-    place = torch.tensor(kept, dtype=torch.long)
-    vectors = torch.zeros(2, rows, features.width)
-    masks = torch.zeros(2, rows, dtype=torch.bool)
-    vectors[0, place] = features.image
-    vectors[1, place] = features.text
-    masks[0, place] = features.image_mask
-    masks[1, place] = features.text_mask
-    return Features(vectors[0], vectors[1], masks[0], masks[1])
+    """The same with empty rows in place of those that could not be read."""
+    parts = []
+    for part in (features.image, features.text, features.image_mask, features.text_mask):
+        whole = part.new_zeros(rows, *part.shape[1:])
+        whole[list(kept)] = part
+        parts.append(whole)
+    return Features(*parts)
 
 
 # -- the end -------------------------------------------------------------------------------------------------------
@@ -355,38 +345,26 @@ def _all_done(directory: Path, plan: _Plan, config: ExtractConfig) -> bool:
 def _finish(directory: Path, plan: _Plan) -> FeatureSet:
     queries = features_from_tensors(read_tensors(directory / QUERIES))
     pool = features_from_tensors(read_tensors(directory / POOL))
-    readable_queries = queries.image_mask | queries.text_mask
-    readable_items = pool.image_mask | pool.text_mask
-    query_ids = plan.query_ids
-    pool_ids = plan.pool_ids
-    tasks = torch.tensor(plan.tasks, dtype=torch.long)
-    positives = plan.positives
-    pools = plan.pools
-    whole = bool(readable_queries.all() and readable_items.all())
-    if not whole:
-        kept_items = set(itertools.compress(pool_ids, readable_items.tolist()))
-        query_ids = list(itertools.compress(query_ids, readable_queries.tolist()))
-        pool_ids = list(itertools.compress(pool_ids, readable_items.tolist()))
-        tasks = tasks[readable_queries]
-        queries = queries[readable_queries]
-        pool = pool[readable_items]
-        positives = {q: [p for p in positives[q] if p in kept_items] for q in query_ids}
-        pools = {task: [name for name in names if name in kept_items] for task, names in pools.items()}
-    row = {name: i for i, name in enumerate(pool_ids)}
+    row = {name: i for i, name in enumerate(plan.pool_ids)}
     times = None
     if plan.times:
-        times = torch.tensor([plan.times.get(name, 1) for name in query_ids], dtype=torch.long)
+        times = torch.tensor([plan.times.get(name, 1) for name in plan.query_ids], dtype=torch.long)
     result = FeatureSet(
         queries=queries,
         pool=pool,
-        pairs=pairs_from_ids(positives, query_ids, pool_ids),
-        query_ids=query_ids,
-        pool_ids=pool_ids,
-        tasks=tasks,
+        pairs=pairs_from_ids(plan.positives, plan.query_ids, plan.pool_ids),
+        query_ids=plan.query_ids,
+        pool_ids=plan.pool_ids,
+        tasks=torch.tensor(plan.tasks, dtype=torch.long),
         names=plan.names,
-        pools={task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in pools.items()},
+        pools={task: torch.tensor([row[name] for name in names], dtype=torch.long) for task, names in plan.pools.items()},
         times=times,
     )
+    readable_queries = queries.image_mask | queries.text_mask
+    readable_items = pool.image_mask | pool.text_mask
+    whole = bool(readable_queries.all() and readable_items.all())
+    if not whole:
+        result = result.take_queries(readable_queries.nonzero()[:, 0]).take_pool(readable_items.nonzero()[:, 0])
     _write_problems(directory)
     if plan.instructions is not None:
         plan.instructions.save(directory)

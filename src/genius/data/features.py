@@ -15,7 +15,7 @@ The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_inde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +128,25 @@ class FeatureSet:
         times = self.times
         if times is not None:
             times = times[picked]
-        return FeatureSet(
-            queries=self.queries[picked],
-            pool=self.pool,
-            pairs=pairs,
-            query_ids=ids,
-            pool_ids=self.pool_ids,
-            tasks=self.tasks[picked],
-            names=self.names,
-            pools=self.pools,
-            times=times,
+        queries = self.queries[picked]
+        return replace(self, queries=queries, pairs=pairs, query_ids=ids, tasks=self.tasks[picked], times=times)
+
+    def take_pool(self, rows: Tensor) -> FeatureSet:
+        """The same queries over only these candidates, with the pairs and tasks' pools that are left.
+
+        Args:
+            rows: (n,) rows of the candidates to keep, in their new order.
+        """
+        place = torch.full((len(self.pool),), -1, dtype=torch.long)
+        place[rows] = torch.arange(len(rows))
+        pairs = torch.stack([self.pairs[:, 0], place[self.pairs[:, 1]]], 1)
+        pools = {task: place[own] for task, own in self.pools.items()}
+        return replace(
+            self,
+            pool=self.pool[rows],
+            pairs=pairs[pairs[:, 1] >= 0],
+            pool_ids=[self.pool_ids[row] for row in rows.tolist()],
+            pools={task: own[own >= 0] for task, own in pools.items()},
         )
 
     def visits(self) -> Tensor:

@@ -128,20 +128,10 @@ class Encoder(Protocol):
     # size unchanged. It runs in the threads that open images.
 
 
-@runtime_checkable
-class PairEncoder(Protocol):
-    """An `Encoder` with feature fusion (CLIP-FF, BLIP-FF): one vector for an image and a text together.
-
-    `encode_items` stores it in two halves, whose score fusion is the vector again.
-    """
-
-    width: int
-
-    def encode_pairs(self, images: Sequence[Image.Image | None], texts: Sequence[str]) -> Tensor:
-        """n images with n texts -> (n, width) float32. An image may be None or a text empty, not both."""
-        ...
-
-    def fingerprint(self) -> str: ...
+def widths_of(encoder: Encoder) -> tuple[int, int]:
+    """Widths of its vectors of images and of texts. They differ where an encoder is read before its heads (`widths`)."""
+    widths: tuple[int, int] | None = getattr(encoder, "widths", None)
+    return widths or (encoder.width, encoder.width)
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -158,7 +148,7 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 def encode_items(
     encoder: Encoder,
-    items: Sequence[Item],
+    items: Sequence[Item | Query],
     *,
     batch_size: int | Sequence[int] = 64,
     on_error: OnError = "raise",
@@ -170,7 +160,7 @@ def encode_items(
 
     Args:
         encoder: The encoder.
-        items: The items.
+        items: The items; queries are read with their instructions.
         batch_size: Of all batches, or one size per batch.
         on_error: "raise" at the first unreadable image, or "skip" it.
         on_progress: Called with the number of items after every batch.
@@ -291,25 +281,14 @@ def _at_most(picture: Image.Image) -> Image.Image:
 
 def _towers(batch: _Batch, encoder: Encoder) -> Features:
     n = len(batch)
-    image: Any = np.zeros((n, encoder.width), np.float32)
-    text: Any = np.zeros((n, encoder.width), np.float32)
+    image_width, text_width = widths_of(encoder)
+    image: Any = np.zeros((n, image_width), np.float32)
+    text: Any = np.zeros((n, text_width), np.float32)
     image_mask = np.array([picture is not None for _, picture in batch], dtype=bool)
     text_mask = np.array([bool(row.text) for row, _ in batch], dtype=bool)
-    pairs = np.zeros(n, dtype=bool)
-    if isinstance(encoder, PairEncoder):
-        pairs = image_mask & text_mask
-    if pairs.any():
-        assert isinstance(encoder, PairEncoder)
-        rows = [batch[i] for i in np.flatnonzero(pairs).tolist()]
-        joint = as_numpy(encoder.encode_pairs([picture for _, picture in rows], [row.text for row, _ in rows]))
-        image[pairs] = joint / 2  # score fusion (Eq. 2) of the two halves is the joint vector
-        text[pairs] = joint / 2
-    alone = image_mask & ~pairs
-    if alone.any():
-        pictures: Any = [batch[i][1] for i in np.flatnonzero(alone).tolist()]
-        image[alone] = as_numpy(encoder.encode_images(pictures))
-    alone = text_mask & ~pairs
-    if alone.any():
-        text[alone] = as_numpy(encoder.encode_texts([batch[i][0].text for i in np.flatnonzero(alone).tolist()]))
+    if image_mask.any():
+        image[image_mask] = as_numpy(encoder.encode_images([picture for _, picture in batch if picture is not None]))
+    if text_mask.any():
+        text[text_mask] = as_numpy(encoder.encode_texts([row.text for row, _ in batch if row.text]))
     masks: Any = (image_mask, text_mask)
     return Features(image, text, *masks)

@@ -8,9 +8,9 @@ threads can shrink each picture as soon as it is decoded: memory then holds smal
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,6 +23,7 @@ from genius.files import read_json
 
 MAX_PATCHES = 4096  # that NaFlex may ask for, and pixels of the side of one: both come out of a file
 MAX_PATCH_SIDE = 64
+LARGEST_SIDE = 1024  # pixels of a picture before it is cut into patches
 MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -112,7 +113,14 @@ class Pixels:
         Args:
             picture: An RGB picture.
         """
-        return _prepared(self, picture, self._fitted)
+        if picture.info.get(PREPARED) == self:
+            return picture
+        rgb = picture
+        if picture.mode != "RGB":
+            rgb = picture.convert("RGB")
+        small = self._fitted(rgb)
+        small.info = {PREPARED: self}
+        return small
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
         if picture.size == (self.size, self.size) and self.resize in (0, self.size):
@@ -184,7 +192,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Patches:
-    """Pictures -> patches in their own aspect ratio (NaFlex of SigLIP 2).
+    """Pictures -> patches in their own aspect ratio (NaFlex of SigLIP 2), by the image processor of `transformers`.
 
     A picture is scaled so that it fills at most `most` patches of `side` x `side` pixels; its sides become multiples of `side`.
     """
@@ -202,38 +210,15 @@ class Patches:
             )
         _check_colours(self.mean, self.std)
 
-    def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Patches across and down of a picture.
-
-        Args:
-            width: Of the picture in pixels.
-            height: Of the picture in pixels.
-        """
-        low = 1e-6  # bounds of the scale and the step at which to stop are SigLIP 2's own: other ones round to other grids
-        high = 100.0
-        while high - low >= 1e-5:
-            scale = (low + high) / 2
-            across, down = self._scaled(width, height, scale)
-            if across * down <= self.most:
-                low = scale
-            else:
-                high = scale
-        return self._scaled(width, height, low)
-
-    def _scaled(self, width: int, height: int, scale: float) -> tuple[int, int]:
-        return max(1, math.ceil(width * scale / self.side)), max(1, math.ceil(height * scale / self.side))
-
     def prepare(self, picture: Image.Image) -> Image.Image:
-        """RGB picture -> RGB picture of whole patches. One that was prepared before is returned as it is.
+        """RGB picture of a moderate size; it is scaled to whole patches with its batch.
 
         Args:
-            picture: An RGB picture.
+            picture: A picture.
         """
-        return _prepared(self, picture, self._fitted)
-
-    def _fitted(self, picture: Image.Image) -> Image.Image:
-        across, down = self.grid(*picture.size)
-        return picture.resize((across * self.side, down * self.side), FILTERS[self.filter])
+        small = picture.convert("RGB")
+        small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+        return small
 
     def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
         """Tensors on the device: patches (n, most, 3 * side * side) float32, which are there (n, most), and (n, 2) grids
@@ -243,22 +228,17 @@ class Patches:
             pictures: RGB images.
             device: Of torch.
         """
-        import torch
+        found = self._processor(images=list(pictures), return_tensors="pt")
+        return tuple(found[name].to(device) for name in ("pixel_values", "pixel_attention_mask", "spatial_shapes"))
 
-        patches = np.zeros((len(pictures), self.most, 3 * self.side * self.side), np.float32)
-        present = np.zeros((len(pictures), self.most), np.int64)
-        grids = np.zeros((len(pictures), 2), np.int64)
-        mean = np.array(self.mean, np.float32) * 255
-        std = np.array(self.std, np.float32) * 255
-        for number, picture in enumerate(pictures):
-            pixels = np.asarray(self.prepare(picture), np.float32)  # (height, width, 3)
-            down = pixels.shape[0] // self.side
-            across = pixels.shape[1] // self.side
-            tiles = ((pixels - mean) / std).reshape(down, self.side, across, self.side, 3).transpose(0, 2, 1, 3, 4)
-            patches[number, : down * across] = tiles.reshape(down * across, -1)
-            present[number, : down * across] = 1
-            grids[number] = (down, across)
-        return tuple(torch.from_numpy(array).to(device) for array in (patches, present, grids))
+    @cached_property
+    def _processor(self) -> Any:
+        import transformers
+
+        by_pillow = getattr(transformers, "Siglip2ImageProcessorPil", None) or transformers.Siglip2ImageProcessor
+        settings = self.to_preprocessor()
+        del settings["image_processor_type"]
+        return by_pillow(**settings)
 
     def to_preprocessor(self) -> dict[str, Any]:
         """The same as a transformers `preprocessor_config.json`."""
@@ -274,18 +254,6 @@ class Patches:
             "image_mean": list(self.mean),
             "image_std": list(self.std),
         }
-
-
-def _prepared(inputs: Pixels | Patches, picture: Image.Image, fitted: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """The picture in RGB and in the size of an encoder, marked so that it is resized once."""
-    if picture.info.get(PREPARED) == inputs:
-        return picture
-    rgb = picture
-    if picture.mode != "RGB":
-        rgb = picture.convert("RGB")
-    small = fitted(rgb)
-    small.info = {PREPARED: inputs}
-    return small
 
 
 def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:

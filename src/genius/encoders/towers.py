@@ -1,10 +1,9 @@
 """Frozen towers + trained heads: any image tower, any text tower, joined in one width by `Heads`.
 
-A tower is an ONNX file or a torch module; neither is trained here. `Heads` map their vectors of any two widths (1280 for
-pictures and 384 for texts, say) into one; `genius.train.encoder` trains them with Eq. 2 on features extracted once. On disk
-such an encoder is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
-`tokenizer.json`. Torch modules have no file format of their own that is safe to read back, so an encoder built on them works
-but does not save.
+A tower is an ONNX file, or an object of the user's (`Tower`); neither is trained here. `Heads` map their vectors of any two
+widths (1280 for pictures and 384 for texts, say) into one; `genius.train.encoder` trains them with Eq. 2 on features extracted
+once. On disk such an encoder is a folder: `encoder.json` (sizes and pixels), `heads.safetensors`, `image.onnx`, `text.onnx`,
+`tokenizer.json`. Other towers have no file format that is safe to read back, so an encoder with one works but does not save.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 
 from genius.config import from_dict
 from genius.encoders import write_spec
-from genius.encoders.base import device_of
 from genius.encoders.graphs import open_session
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
@@ -132,7 +130,7 @@ def read_heads(path: Path) -> Heads | None:
 
 
 class Tower(Protocol):
-    """Named inputs -> (n, width) vectors."""
+    """Named inputs (`pixel_values`, or `input_ids` and `attention_mask`) -> (n, width) vectors on the CPU."""
 
     width: int
 
@@ -179,32 +177,6 @@ class OnnxTower:
 
     def digest(self) -> str:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
-
-
-class ModuleTower:
-    """A torch module as a tower.
-
-    Args:
-        module: The module.
-        width: Of its output.
-        call: How it reads the inputs; None: the first input alone.
-    """
-
-    def __init__(
-        self, module: nn.Module, width: int, call: Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None = None
-    ) -> None:
-        self.module = module.eval().requires_grad_(False)
-        self.width = width
-        self._call = call or (lambda module, inputs: module(next(iter(inputs.values()))))
-
-    @torch.no_grad()
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        device = device_of(self.module)
-        out = self._call(self.module, {name: value.to(device) for name, value in inputs.items()}).float().cpu()
-        return pooled(out, inputs.get("attention_mask"))
-
-    def digest(self) -> str:
-        return fingerprint(self.module.state_dict())
 
 
 def pooled(states: Tensor, mask: Tensor | None) -> Tensor:
@@ -305,7 +277,7 @@ class TowersEncoder(nn.Module):
             directory: The folder.
         """
         if not isinstance(self.image_tower, OnnxTower) or not isinstance(self.text_tower, OnnxTower):
-            raise GeniusError("an encoder over torch modules cannot be saved: export its towers to ONNX first")
+            raise GeniusError("an encoder over other towers cannot be saved: export them to ONNX first")
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for source, name in ((self.image_tower.path, IMAGE), (self.text_tower.path, TEXT)):

@@ -18,7 +18,7 @@ from genius.data.collection import Task
 from genius.data.features import FeatureSet
 from genius.data.mbeir import order_of, task_of
 from genius.errors import GeniusError
-from genius.evaluate.generative import BeamMethod, Decodings, EngineMethod
+from genius.evaluate.generative import BeamMethod, EngineMethod, IdSource
 from genius.evaluate.methods import (
     CodesExhaustive,
     Dense,
@@ -37,7 +37,6 @@ from genius.types import Modality
 
 PoolScope = Literal["local", "universal"]
 UNIVERSAL = "universal"
-SURVIVAL = ("genius", "no-decoder")  # methods that follow the prefixes of positives
 METHODS: dict[str, str] = {
     "dense": "exhaustive over the model's re-ranking vectors: the ceiling of re-ranking",
     "dense-given": "the same among items of the target modality alone: dense search that is given the target",
@@ -70,7 +69,6 @@ class EvalConfig:
     target: Literal["unknown", "given"] = "unknown"  # given: the search knows the target modality (not the paper's setting)
     reference: str = "dense"  # the method that others are tested against
     bootstrap: int = 1000  # resamples behind the confidence intervals; 0: none
-    survival: int = 0  # queries of each search on which the prefixes of positives are followed; 0: none
     queries: int = 0  # use only so many of each task, evenly spread (a quick look); 0: all
     seed: int = 0
     batch: int = 128  # queries decoded at once
@@ -93,7 +91,6 @@ class Result:
     bytes_per_item: float
     touched: float  # items compared one by one, mean over queries
     candidate_recall: float | None  # queries with a positive among the candidates; None: all items are
-    survival: list[float]  # prefixes of positives alive after each level
     main: str  # the metric of the tables, "hit@5"
 
 
@@ -203,7 +200,12 @@ def evaluate(
             for method in methods:
                 say(f"{method.label}: {len(queries)} queries in {len(pool):,} {pool.name} candidates")
                 answers[method.label] = method.answer(space, pool, queries, min(depth, len(pool)))
-            _judge(evaluation, space, pool, scope, members, rows, answers, config)
+            first = 0
+            for task in members:
+                part = slice(first, first + len(rows[task.key]))
+                first = part.stop
+                of_task = {label: answer.take(part) for label, answer in answers.items()}
+                _judge(evaluation, space, pool, scope, task, of_task, config)
     evaluation.results.sort(key=lambda r: (config.pools.index(r.pool), [t.key for t in tasks].index(r.task)))
     return evaluation
 
@@ -273,7 +275,7 @@ def build_methods(space: Space, config: EvalConfig) -> list[Method]:
     unknown = [name for name in config.methods if name not in METHODS]
     if unknown:
         raise GeniusError(f"unknown method {unknown[0]!r}; there are {', '.join(METHODS)}")
-    decodings = Decodings(config.batch)
+    sources = {decoder: IdSource.of(space, decoder=decoder, at_once=config.batch) for decoder in (True, False)}
     changes: dict[str, Any] = {}
     if config.rerank is not None:
         changes["rerank"] = config.rerank
@@ -294,19 +296,14 @@ def build_methods(space: Space, config: EvalConfig) -> list[Method]:
                 params = replace(params, item_bias=False)
             out.append(EngineMethod(name, params, decoder=not name.startswith("no-decoder")))
         else:
-            out += [_beam_method(name, beams, len(config.beams) > 1, decodings, config) for beams in config.beams]
+            source = sources[not name.startswith("no-decoder")]
+            reranker = SEARCHES[name.replace("no-decoder", "genius")]["reranker"]
+            for beams in config.beams:
+                label = name
+                if len(config.beams) > 1:
+                    label = f"{name}@{beams}"
+                out.append(BeamMethod(label, source, beams, reranker, config.most))
     return out
-
-
-def _beam_method(name: str, beams: int, several: bool, decodings: Decodings, config: EvalConfig) -> BeamMethod:
-    label = name
-    if several:
-        label = f"{name}@{beams}"
-    search = SEARCHES[name.replace("no-decoder", "genius")]
-    sample = 0
-    if name in SURVIVAL:
-        sample = config.survival
-    return BeamMethod(label, decodings, beams, search["reranker"], not name.startswith("no-decoder"), sample, most=config.most)
 
 
 # -- judging -------------------------------------------------------------------------------------------------------
@@ -317,32 +314,47 @@ def _judge(
     space: Space,
     pool: Pool,
     scope: PoolScope,
-    tasks: Sequence[Task],
-    rows: dict[str, Ints],
+    task: Task,
     answers: dict[str, MethodResult],
     config: EvalConfig,
 ) -> None:
-    start = 0
-    for task in tasks:
-        queries = rows[task.key]
-        part = slice(start, start + len(queries))
-        start += len(queries)
-        positives = space.local_positives(pool, queries)
-        main = f"hit@{task.main}"
-        values: dict[str, dict[str, Floats]] = {}
-        for label, answer in answers.items():
-            if answer.rows.max(initial=-1) >= len(pool):
-                raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
-            cutoffs = sorted({*task.cutoffs, *config.cutoffs})
-            values[label] = per_query(judge(answer.rows[part], positives), cutoffs)
-            evaluation.main_values[task.key, label, scope] = values[label][main]
-            ranked = answer.rows[part]
-            evaluation.runs[task.key, label, scope] = (np.where(ranked >= 0, pool.rows[ranked], -1), answer.scores[part])
-        p_values = _p_values(values, main, config)
-        for label, answer in answers.items():
-            evaluation.results.append(
-                _result(task, label, scope, pool, answer, part, values[label], p_values.get(label), main, config)
+    """Add the results of every method on the queries of one task."""
+    positives = space.local_positives(pool, evaluation.query_rows[task.key])
+    cutoffs = sorted({*task.cutoffs, *config.cutoffs})
+    main = f"hit@{task.main}"
+    values: dict[str, dict[str, Floats]] = {}
+    for label, answer in answers.items():
+        if answer.rows.max(initial=-1) >= len(pool):
+            raise GeniusError(f"{label} returned rows outside the pool {pool.name!r}")
+        values[label] = per_query(judge(answer.rows, positives), cutoffs)
+        evaluation.main_values[task.key, label, scope] = values[label][main]
+        evaluation.runs[task.key, label, scope] = (np.where(answer.rows >= 0, pool.rows[answer.rows], -1), answer.scores)
+    p_values = _p_values(values, main, config)
+    for label, answer in answers.items():
+        evaluation.results.append(
+            Result(
+                task=task.key,
+                method=label,
+                pool=scope,
+                pool_digest=pool.digest,
+                pool_size=len(pool),
+                queries=len(answer.rows),
+                metrics={name: float(numbers.mean()) for name, numbers in values[label].items()},
+                intervals=_intervals(values[label], config),
+                p_value=p_values.get(label),
+                queries_per_second=answer.queries_per_second,
+                bytes_per_item=answer.bytes_per_item,
+                touched=float(answer.touched.mean()),
+                candidate_recall=answer.candidate_recall,
+                main=main,
             )
+        )
+
+
+def _intervals(values: dict[str, Floats], config: EvalConfig) -> dict[str, tuple[float, float]]:
+    if not config.bootstrap:
+        return {}
+    return {name: bootstrap_interval(numbers, samples=config.bootstrap, seed=config.seed) for name, numbers in values.items()}
 
 
 def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfig) -> dict[str, float]:
@@ -355,53 +367,6 @@ def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfi
         if label != config.reference
     }
     return holm(raw)
-
-
-def _result(
-    task: Task,
-    label: str,
-    scope: PoolScope,
-    pool: Pool,
-    answer: MethodResult,
-    part: slice,
-    values: dict[str, Floats],
-    p_value: float | None,
-    main: str,
-    config: EvalConfig,
-) -> Result:
-    intervals = {}
-    if config.bootstrap:
-        intervals = {
-            name: bootstrap_interval(per_query_values, samples=config.bootstrap, seed=config.seed)
-            for name, per_query_values in values.items()
-        }
-    whole = len(answer.rows)
-    candidate_recall = None
-    if answer.reached is not None:
-        reached = answer.reached[part]
-        reached = reached[~np.isnan(reached)]  # NaN: not in the sample
-        if len(reached):
-            candidate_recall = float(reached.mean())
-    queries_per_second = float("inf")
-    if answer.seconds > 0:
-        queries_per_second = whole / answer.seconds
-    return Result(
-        task=task.key,
-        method=label,
-        pool=scope,
-        pool_digest=pool.digest,
-        pool_size=len(pool),
-        queries=part.stop - part.start,
-        metrics={name: float(per_query_values.mean()) for name, per_query_values in values.items()},
-        intervals=intervals,
-        p_value=p_value,
-        queries_per_second=queries_per_second,
-        bytes_per_item=answer.bytes_per_item,
-        touched=float(answer.touched[part].mean()),
-        candidate_recall=candidate_recall,
-        survival=answer.survival,
-        main=main,
-    )
 
 
 def about_run(model: Genius, data: FeatureSet, config: EvalConfig) -> dict[str, Any]:

@@ -21,11 +21,10 @@ from genius.features import as_numpy
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams, rerank
-from genius.search.beam import Beam, BeamStep, beam_search
+from genius.search.beam import Beam
 from genius.search.collection import Collection
 from genius.search.decoder import CodeScorer, DecoderState
 from genius.search.engine import placed
-from genius.search.tensors import tensor_arrays
 from genius.search.types import Candidates, QueryBatch
 
 WARM = 32  # queries that a GPU searches before the clock runs: its first search loads and compiles
@@ -65,40 +64,6 @@ class NoDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class IdSource:
-    """What generates IDs, and of which items: the model's own parts, or a baseline's."""
-
-    generator: Generator
-    quantizer: ResidualQuantizer | None
-    codes: Ints  # (N, M) of the whole pool
-    level_sizes: tuple[int, ...]
-    queries: Tensor  # (Q, D) what the generator reads
-    labelled: bool = True  # whether the first code is the modality
-    scorer: CodeScorer | None = None  # in place of the generator
-
-    @classmethod
-    def of(cls, space: Space, *, decoder: bool = True) -> IdSource:
-        model = space.model
-        sizes = model.config.quantizer.level_sizes
-        scorer = None
-        if not decoder:
-            scorer = NoDecoder(model.quantizer)
-        return cls(model.generator, model.quantizer, space.codes, sizes, space.query_z, scorer=scorer)
-
-    @property
-    def scores_codes(self) -> Generator | CodeScorer:
-        return self.scorer or self.generator
-
-    def batch(self, space: Space, queries: Tensor) -> QueryBatch:
-        """Some of the queries, by row (n,)."""
-        target = np.full(len(queries), -1)
-        if space.target is not None and self.labelled:
-            target = as_numpy(space.target[queries])
-        z = as_numpy(self.queries[queries].float())
-        return QueryBatch(z, as_numpy(space.query_dense[queries].float()), target)
-
-
-@dataclass(frozen=True, slots=True)
 class Decoding:
     """What one beam search found for some queries over one pool."""
 
@@ -108,32 +73,57 @@ class Decoding:
 
 
 @dataclass
-class Decodings:
-    """Decodings of one evaluation, so that GENIUS and GENIUS^R do not decode twice.
+class IdSource:
+    """What generates IDs, and of which items: the model's own parts, or a baseline's.
 
-    The key holds the *contents* of pool and queries, never a name: a local pool cannot be served from the beams of the union,
-    which is how the published code's local results went wrong.
+    Its decodings are kept, so that GENIUS and GENIUS^R do not decode twice. Their key holds the *contents* of pool and queries,
+    never a name: a local pool cannot be served from the beams of the union, which is how the published code's local results went
+    wrong.
     """
 
-    batch: int = 128  # queries decoded at once
-    kept: dict[tuple[str, str, int, bool, bool, int], Decoding] = field(default_factory=dict)
+    scorer: Generator | CodeScorer
+    quantizer: ResidualQuantizer | None
+    codes: Ints  # (N, M) of the whole pool
+    level_sizes: tuple[int, ...]
+    queries: Tensor  # (Q, D) what the scorer reads
+    labelled: bool = True  # whether the first code is the modality
+    at_once: int = 128  # queries decoded at once
+    kept: dict[tuple[str, str, int, bool], Decoding] = field(default_factory=dict)
 
-    def get(self, space: Space, source: IdSource, pool: Pool, queries: Ints, beams: int) -> Decoding:
-        digest = Pool("queries", queries).digest
-        key = (pool.digest, digest, beams, source.scorer is None, space.target is not None, id(source.generator))
+    @classmethod
+    def of(cls, space: Space, *, decoder: bool = True, at_once: int = 128) -> IdSource:
+        """The model under test; `decoder=False`: similarity alone scores codes."""
+        model = space.model
+        scorer: Generator | CodeScorer = model.generator
+        if not decoder:
+            scorer = NoDecoder(model.quantizer)
+        sizes = model.config.quantizer.level_sizes
+        return cls(scorer, model.quantizer, space.codes, sizes, space.query_z, at_once=at_once)
+
+    def batch(self, space: Space, queries: Tensor) -> QueryBatch:
+        """Some of the queries, by row (n,)."""
+        target = np.full(len(queries), -1)
+        if space.target is not None and self.labelled:
+            target = as_numpy(space.target[queries])
+        z = as_numpy(self.queries[queries].float())
+        return QueryBatch(z, as_numpy(space.query_dense[queries].float()), target)
+
+    def decode(self, space: Space, pool: Pool, queries: Ints, beams: int) -> Decoding:
+        """The beams of some queries over a pool, from an earlier method where it had the same."""
+        key = (pool.digest, Pool("queries", queries).digest, beams, space.target is not None)
         if key not in self.kept:
-            self.kept[key] = self._decode(space, source, pool, queries, beams)
+            self.kept[key] = self._decode(space, pool, queries, beams)
         return self.kept[key]
 
-    def _decode(self, space: Space, source: IdSource, pool: Pool, queries: Ints, beams: int) -> Decoding:
-        trie = CodeTrie.build(source.codes[pool.rows], source.level_sizes)
-        plan = Beam(source.scores_codes, trie, widen=False, device=space.device)
+    def _decode(self, space: Space, pool: Pool, queries: Ints, beams: int) -> Decoding:
+        trie = CodeTrie.build(self.codes[pool.rows], self.level_sizes)
+        plan = Beam(self.scorer, trie, widen=False, device=space.device)
         params = SearchParams(beams=beams)
         chosen = torch.from_numpy(queries).to(space.device)
         if space.device.type == "cuda":
-            plan.run(source.batch(space, chosen[:WARM]), 1, params)
+            plan.run(self.batch(space, chosen[:WARM]), 1, params)
         start = time.perf_counter()
-        parts = [plan.run(source.batch(space, part), 1, params) for part in chosen.split(self.batch)]
+        parts = [plan.run(self.batch(space, part), 1, params) for part in chosen.split(self.at_once)]
         candidates = Candidates.cat(parts)
         return Decoding(trie, candidates, time.perf_counter() - start)
 
@@ -143,19 +133,15 @@ class BeamMethod:
     """Complete IDs with B beams: ranked by log-probability (`reranker="none"`), or re-ranked by embeddings or codes."""
 
     label: str
-    decodings: Decodings
+    source: IdSource
     beams: int = 50
     reranker: str = "none"
-    decoder: bool = True  # False: similarity alone scores codes
-    sample: int = 0  # queries on which the survival of positives in the beams is followed level by level
     most: int = 0  # items that are re-ranked, those of the likeliest beams; 0: all
-    source: IdSource | None = None  # None: the model under test
 
     def answer(self, space: Space, pool: Pool, queries: Ints, k: int) -> MethodResult:
-        source = self.source or IdSource.of(space, decoder=self.decoder)
-        found = self.decodings.get(space, source, pool, queries, self.beams)
-        collection = self._collection(space, source, pool, found.trie)
-        batch = source.batch(space, torch.from_numpy(queries).to(space.device))
+        found = self.source.decode(space, pool, queries, self.beams)
+        collection = self._collection(space, pool, found.trie)
+        batch = self.source.batch(space, torch.from_numpy(queries).to(space.device))
         start = time.perf_counter()
         candidates = found.candidates
         if self.most:
@@ -167,65 +153,17 @@ class BeamMethod:
         stored = found.trie.nbytes / max(len(pool), 1)
         if self.reranker == "embeddings":
             stored += space.dense.shape[1] * space.dense.element_size()
-        positives = space.local_positives(pool, queries)
-        reached = _reached(candidates.rows, positives)
-        answer = MethodResult(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
-        if self.sample:
-            answer.survival = self._survival(space, source, pool, queries, found.trie, positives)
-        return answer
+        reached = _reached(candidates.rows, space.local_positives(pool, queries))
+        return MethodResult(ranked, ranked_scores.astype(np.float64), candidates.considered, seconds, stored, reached)
 
-    def _collection(self, space: Space, source: IdSource, pool: Pool, trie: CodeTrie) -> Collection:
+    def _collection(self, space: Space, pool: Pool, trie: CodeTrie) -> Collection:
         vectors = None
         if self.reranker == "embeddings":
             vectors = placed(space.stored(pool), str(space.device), space.place != space.device)
         reconstruct = None
-        if self.reranker == "codes" and source.quantizer is not None:
-            reconstruct = rerank.Reconstructions(source.quantizer)
-        return Collection.of(trie, vectors, device=str(space.device), labelled=source.labelled, reconstruct=reconstruct)
-
-    def _survival(
-        self, space: Space, source: IdSource, pool: Pool, queries: Ints, trie: CodeTrie, positives: Sequence[Sequence[int]]
-    ) -> list[float]:
-        step = max(1, len(queries) // self.sample)
-        picked = np.arange(0, len(queries), step)[: self.sample]
-        codes = source.codes[pool.rows]
-        positive_codes = [codes[np.array(positives[i], dtype=np.int64)] for i in picked]
-        batch = source.batch(space, torch.from_numpy(queries[picked]).to(space.device))
-        arrays = tensor_arrays(space.device)
-        z = arrays.put(batch.z)
-        shares = prefix_survival(source.scores_codes, trie, z, positive_codes, self.beams, arrays.put(batch.target))
-        return [float(share) for share in shares]
-
-
-def prefix_survival(
-    generator: Generator | CodeScorer,
-    trie: CodeTrie,
-    z: Tensor,
-    positives: Sequence[Ints],
-    beams: int,
-    target: Tensor | None = None,
-) -> npt.NDArray[np.float64]:
-    """(M,) share of queries with the prefix of some positive among their beams after each level.
-
-    Args:
-        generator, trie, z, beams, target: As in `genius.search.beam.beam_search`.
-        positives: For each query the IDs (n, M) of its positives. Queries without any do not count.
-    """
-    kept = np.zeros((len(z), trie.levels))
-
-    def record(step: BeamStep) -> None:
-        after = step.after
-        for query, codes in zip(after.queries.tolist(), after.codes.cpu().numpy(), strict=True):
-            prefixes = positives[query][:, : after.level]
-            same = (codes[:, None] == prefixes[None]).all(2)  # (beams, positives)
-            kept[query, after.level - 1] = same.any()
-
-    beam_search(generator, trie, z, beams, target=target, on_step=record)
-    judged = [query for query, codes in enumerate(positives) if len(codes)]
-    if not judged:
-        return np.full(trie.levels, np.nan)
-    shares: npt.NDArray[np.float64] = kept[judged].mean(axis=0)
-    return shares
+        if self.reranker == "codes" and self.source.quantizer is not None:
+            reconstruct = rerank.Reconstructions(self.source.quantizer)
+        return Collection.of(trie, vectors, device=str(space.device), labelled=self.source.labelled, reconstruct=reconstruct)
 
 
 def _reached(rows: Ints, positives: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:

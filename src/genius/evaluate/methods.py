@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +68,29 @@ class MethodResult:
     bytes_per_item: float  # what the method keeps for an item while it searches
     # (Q,) 1 if some positive was among the candidates, else 0; NaN: not in the sample. None: all items are candidates
     reached: npt.NDArray[np.float64] | None = None
-    survival: list[float] = field(default_factory=list)  # per level, on a sample
+
+    def take(self, part: slice) -> MethodResult:
+        """The same of some of the queries; the time is shared out evenly."""
+        reached = self.reached
+        if reached is not None:
+            reached = reached[part]
+        rows = self.rows[part]
+        seconds = self.seconds * len(rows) / max(len(self.rows), 1)
+        return MethodResult(rows, self.scores[part], self.touched[part], seconds, self.bytes_per_item, reached)
+
+    @property
+    def queries_per_second(self) -> float:
+        """Infinite where it took no time that can be measured."""
+        if self.seconds <= 0:
+            return float("inf")
+        return len(self.rows) / self.seconds
+
+    @property
+    def candidate_recall(self) -> float | None:
+        """Share of the queries of the sample with a positive among the candidates; None without a sample."""
+        if self.reached is None or np.isnan(self.reached).all():
+            return None
+        return float(np.nanmean(self.reached))
 
 
 class Method(Protocol):

@@ -45,7 +45,7 @@ from genius.search.scan import FEWEST_ITEMS, compared_whole
 from genius.train.config import GeneratorStageConfig, ModelConfig, RunConfig
 from genius.train.generator import Frozen, GeneratorStage, Offsets
 from genius.train.journal import Journal
-from genius.train.loop import OneProcess, Runtime, run_stage
+from genius.train.loop import Runtime, run_stage
 from genius.train.quantizer import quantizer_config
 from genius.types import Item
 
@@ -132,7 +132,7 @@ def fit_collection(
     """
     if not len(features):
         raise GeniusError("there is nothing to fit to: no item could be encoded")
-    features.check()
+    features.check(features.width)
     fusion = sum_fusion(features)
     z = fusion.embed(features)
     return fit_vectors(fusion, z, features.modality, queries, encoder, encoder_uri, config, say)
@@ -231,7 +231,7 @@ def unfitted_model(
     if not len(features):
         raise GeniusError("there is nothing to index: no item could be encoded")
     config = config or FitConfig()
-    features.check()
+    features.check(features.width)
     fusion = sum_fusion(features)
     blank = model_for_vectors(features.width, config.seed)
     model = Genius(replace(blank.config, encoder=encoder_uri), encoder)
@@ -303,7 +303,7 @@ def _fit_decoder(frozen: Frozen, quantizer: ResidualQuantizer, shape: ModelConfi
     stage = GeneratorStage(no_data, frozen, None, quantizer, shape, loop, config.seed)
     stage.generator.codebook_head.residual_shift.requires_grad_(False)  # no correction of the similarity: it stays zero
     with tempfile.TemporaryDirectory() as folder:
-        runtime = Runtime(OneProcess(), Journal(Path(folder), quiet=True), config.seed, RunConfig(patience=0))
+        runtime = Runtime(torch.device("cpu"), Journal(Path(folder), quiet=True), config.seed, RunConfig(patience=0))
         run_stage(stage, loop, runtime, Path(folder) / stage.name)
     return stage.generator.eval()
 

@@ -1,4 +1,4 @@
-"""How strongly the item bias of a query bank is applied: weight and temperature of each direction.
+"""How strongly the item bias of a query bank is applied: the weight of each direction.
 
 A bank with few queries of a direction is completed by the model's own queries, where it has real ones, and starts from what was
 chosen for these: an index that learns from a short log must not lose the correction that it had (`complete`).
@@ -6,10 +6,9 @@ Without known positives (`shrink`): the weight falls with what speaks against th
 disagree: the correlation of the biases that two halves of them give (corrected to the full length by Spearman and Brown). Queries
 that have nothing to do with the collection: those whose best item is less similar than the best item of nearly all known queries
 do not count (`fitting`). Not more than what held-out queries of training chose for the direction, or .3 where there were none.
-With known positives (`choose`): the same, at most .65, unless another pair ranks the positives of other queries better by more
-than chance; no bias, where the result is not better than none by more than chance. A hundred queries choose badly among a dozen
-pairs: those that looked best on them lost half of the gain on others. Scores made of codes are judged apart: a bias that gained
-hits for vectors lost some for codes. Knows arrays; nothing of indexes and files.
+With known positives (`choose`): the same, at most .65, if it ranks the positives of other queries better than no bias by more
+than chance; else no bias. Other weights and temperatures gained nothing on queries that had not chosen them. Scores made of codes
+are judged apart: a bias that gained hits for vectors lost some for codes. Knows arrays; nothing of indexes and files.
 """
 
 from __future__ import annotations
@@ -33,16 +32,12 @@ from genius.model.query_bank import (
     unjudged_weight,
 )
 
-TEMPERATURES = (0.03, 0.05, 0.1)
-WEIGHTS = (0.25, 0.5, 0.75)
 FEWEST_JUDGED = 50  # queries with positives below which a direction is not judged
 MOST_JUDGED = 1000
 ENOUGH = 2000  # queries of a direction to which the model's own ones add nothing
 FEWEST_ITEMS = 500  # that no training query shows, below which all items are searched
 MOST_ITEMS = 100_000  # of a direction that queries are judged on, beside all positives
-ERRORS = 2.0  # standard errors by which a choice must be better than the weight that needs no positives
-CHANCE = 1.64  # standard errors by which a bias must be better than none: one of 20 useless ones passes
-CODE_SHARES = (1.0, 0.5)  # of the bias that scores made of codes may take
+CHANCE = 1.64  # standard errors by which a weight must be better than the usual one: one of 20 useless ones passes
 DEPTH = 10  # of the reciprocal ranks that are compared
 SAMPLE = 4096  # items on which two halves of a bank are compared
 LEAST_QUANTILE = 0.05  # of known queries' best similarities: a query below is not one of this collection
@@ -52,7 +47,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Choice = tuple[float, float]  # temperature, weight
-NO_START: Mapping[tuple[int, int], Choice] = MappingProxyType({})
+NO_CHOICE: Mapping[tuple[int, int], Choice] = MappingProxyType({})
 Fold = tuple[QueryBank, "JudgedQueries"]  # what a bias is made of, and other queries that judge it
 
 
@@ -88,7 +83,7 @@ def choose(
     shown: Bools | None = None,
     reconstructed: Any = None,
 ) -> QueryBank:
-    """The bank with weights and temperatures that rank the positives of `judged` best.
+    """The bank with weights that rank the positives of `judged` better than none.
 
     Args:
         bank: Queries that are none of `judged`.
@@ -101,7 +96,7 @@ def choose(
         reconstructed: (N, D) unit vectors that codes of the items stand for; None: scores made of codes take no bias.
     """
     folds = [(bank, judged), *further]
-    return _with_best(bank, folds, _Items.of(items, item_modality, reconstructed), shown)
+    return _by_positives(bank, folds, _Items.of(items, item_modality, reconstructed), shown)
 
 
 def choose_crossed(
@@ -127,7 +122,7 @@ def choose_crossed(
     odd_places = [place for place, row in enumerate(rows) if row % 2]
     half = np.arange(len(bank)) % 2 == 0
     folds = [(bank.subset(~half), judged.take(even)), (bank.subset(half), judged.take(odd_places))]
-    chosen = _with_best(bank, folds, _Items.of(items, item_modality, None), start=completed)
+    chosen = _by_positives(bank, folds, _Items.of(items, item_modality, None), before=completed)
     return replace(chosen, code_shares=_known_code_shares(known))
 
 
@@ -269,50 +264,50 @@ class _Items:
         return cls(np.asarray(vectors, np.float32), np.asarray(modality), reconstructed)
 
 
-def _with_best(
+def _by_positives(
     bank: QueryBank,
     folds: Sequence[Fold],
     items: _Items,
     shown: Bools | None = None,
-    start: Mapping[tuple[int, int], Choice] = NO_START,
+    before: Mapping[tuple[int, int], Choice] = NO_CHOICE,
 ) -> QueryBank:
-    """`bank` with the best numbers of each direction over all folds.
+    """`bank` with weights that are better than the usual ones over all folds.
 
     Args:
         bank: The bank.
         folds: What judges it.
         items: Of the collection.
         shown: As in `choose`.
-        start: Temperature and weight of directions for which other held-out queries have chosen them; they stay unless others are
-            better by more than chance for queries that want at least `FEWEST_JUDGED` different items. Elsewhere a direction
-            starts from agreement.
+        before: Temperature and weight of directions for which other held-out queries have chosen them. This weight is the usual
+            one there, and only queries that want at least `FEWEST_JUDGED` different items change it; elsewhere it is 0.
     """
     most = np.full((MODALITIES, MODALITIES), JUDGED_WEIGHT, np.float32)
     bank = _by_agreement(bank, items.vectors, items.modality, most)
     assert bank.bias_weights is not None and bank.bias_temperatures is not None and bank.code_shares is not None
     for query, target in bank.directions():
+        agreed = bank.bias_weight(query, target)
+        usual = 0.0
+        chosen_before = (query, target) in before
+        if chosen_before:
+            bank.bias_temperatures[query, target], usual = before[query, target]
+        temperature = bank.temperature(query, target)
         rows = _candidates(items.modality == target, [judged for _, judged in folds], shown)
-        chosen_before = start.get((query, target))
-        if chosen_before is not None:
-            bank.bias_temperatures[query, target], bank.bias_weights[query, target] = chosen_before
-        unjudged = (float(bank.bias_temperatures[query, target]), float(bank.bias_weights[query, target]))
-        pairs = {(temperature, weight) for temperature in TEMPERATURES for weight in (0.0, *WEIGHTS)} | {unjudged}
-        judged_folds = [_JudgedFold.of(fold, query, target, items.vectors, rows) for fold in folds]
-        judged_folds = [fold for fold in judged_folds if len(fold.bank) >= FEWEST // 2 and len(fold.positives)]
-        judged_queries = sum(len(fold.positives) for fold in judged_folds)
-        wanted = {int(place) for fold in judged_folds for places in fold.positives for place in places}
-        if judged_queries < FEWEST_JUDGED or (chosen_before is not None and len(wanted) < FEWEST_JUDGED):
-            if chosen_before is None:
-                bank.bias_weights[query, target] = min(unjudged[1], UNJUDGED_WEIGHT)
+        judging = [_JudgedFold.of(fold, query, target, items.vectors, rows) for fold in folds]
+        judging = [fold for fold in judging if len(fold.bank) >= FEWEST // 2 and len(fold.positives)]
+        judges = sum(len(fold.positives) for fold in judging)
+        if chosen_before:
+            judges = len({int(place) for fold in judging for places in fold.positives for place in places})
+        if judges < FEWEST_JUDGED:
+            bank.bias_weights[query, target] = usual
+            if not chosen_before:
+                bank.bias_weights[query, target] = min(agreed, UNJUDGED_WEIGHT)
             continue
-        values = _values(judged_folds, items.vectors, rows, pairs)
-        temperature, weight = _best_choice(values, unjudged, chosen_before is not None)
+        values = _values(judging, items.vectors, rows, temperature, {usual, 0.0, agreed})
+        weight = _best_weight(values, usual)
         bank.bias_weights[query, target] = weight
-        bank.bias_temperatures[query, target] = temperature
         if weight and items.reconstructed is not None:
-            pairs = {(temperature, share * weight) for share in (0.0, *CODE_SHARES)}
-            values = _values(judged_folds, items.vectors, rows, pairs, items.reconstructed)
-            bank.code_shares[query, target] = _best_share(values, temperature, weight)
+            values = _values(judging, items.vectors, rows, temperature, {0.0, weight}, items.reconstructed)
+            bank.code_shares[query, target] = float(_best_weight(values, 0.0) > 0)
     return bank
 
 
@@ -332,28 +327,33 @@ class _JudgedFold:
 
 
 def _values(
-    folds: Sequence[_JudgedFold], vectors: Floats, rows: Ints, pairs: set[Choice], reconstructed: Floats | None = None
-) -> dict[Choice, Floats]:
-    """(Q,) reciprocal ranks of the judged queries of all folds, for each pair (t, w).
+    folds: Sequence[_JudgedFold],
+    vectors: Floats,
+    rows: Ints,
+    temperature: float,
+    weights: set[float],
+    reconstructed: Floats | None = None,
+) -> dict[float, Floats]:
+    """(Q,) reciprocal ranks of the judged queries of all folds, for each weight.
 
     Args:
         folds: Of one direction.
         vectors: (N, D) of items, which biases are made of.
         rows: Candidates.
-        pairs: Temperatures and weights.
+        temperature: t of the biases.
+        weights: w of them.
         reconstructed: (N, D) that queries are compared with in place of `vectors`.
     """
     compared = vectors
     if reconstructed is not None:
         compared = reconstructed
-    found: dict[Choice, list[Floats]] = {pair: [] for pair in pairs}
+    found: dict[float, list[Floats]] = {weight: [] for weight in weights}
     for fold in folds:
         scores = fold.queries @ compared[rows].T
-        for temperature in {temperature for temperature, _ in pairs}:
-            bias = mean_similarity(fold.bank, vectors[rows], temperature)
-            for weight in (weight for own, weight in pairs if own == temperature):
-                found[temperature, weight].append(_reciprocal_ranks(scores, fold.positives, np.float32(weight) * bias))
-    return {pair: np.concatenate(parts) for pair, parts in found.items()}
+        bias = mean_similarity(fold.bank, vectors[rows], temperature)
+        for weight, parts in found.items():
+            parts.append(_reciprocal_ranks(scores, fold.positives, np.float32(weight) * bias))
+    return {weight: np.concatenate(parts) for weight, parts in found.items()}
 
 
 def _candidates(wanted: Bools, judged: Sequence[JudgedQueries], shown: Bools | None) -> Ints:
@@ -371,35 +371,13 @@ def _candidates(wanted: Bools, judged: Sequence[JudgedQueries], shown: Bools | N
     return np.unique(np.concatenate([sample, np.array(positives, np.int64)]))
 
 
-def _best_choice(values: dict[Choice, Floats], unjudged: Choice, judged_before: bool = False) -> Choice:
-    """The pair (t, w) of the largest mean if it is better than `unjudged` by more than chance, else `unjudged`.
-
-    Weight 0 where that is not better than none by more than chance, unless other queries have chosen it before.
-    """
-    best = max(values, key=lambda pair: float(values[pair].mean()))
-    if not _better(values[best], values[unjudged], ERRORS):
-        best = unjudged
-        if judged_before:
-            return best
-    none = next(ranks for (_, weight), ranks in values.items() if not weight)
-    if _better(values[best], none, CHANCE):
+def _best_weight(values: Mapping[float, Floats], usual: float) -> float:
+    """The weight of the largest mean reciprocal rank, if it is better than the usual one by more than chance; else that one."""
+    best = max(values, key=lambda weight: float(values[weight].mean()))
+    gain = values[best] - values[usual]
+    if gain.mean() > CHANCE * gain.std() / len(gain) ** 0.5:
         return best
-    return TEMPERATURE, 0.0
-
-
-def _best_share(values: dict[Choice, Floats], temperature: float, weight: float) -> float:
-    """The share of a bias of the largest mean, if it is better than none by more than chance; else 0."""
-    best = max(CODE_SHARES, key=lambda share: float(values[temperature, share * weight].mean()))
-    if _better(values[temperature, best * weight], values[temperature, 0.0], CHANCE):
-        return best
-    return 0.0
-
-
-def _better(values: Floats, others: Floats, errors: float) -> bool:
-    """Whether the mean of values (Q,) is larger than that of others by so many standard errors of their difference."""
-    difference = values - others
-    error = float(difference.std()) / max(len(difference), 1) ** 0.5
-    return bool(difference.mean() > errors * error)
+    return usual
 
 
 def _judged_queries(judged: JudgedQueries, query: int, target: int, items: int, rows: Ints) -> tuple[Floats, list[Ints]]:

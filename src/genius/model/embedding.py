@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
-from genius.features import Features
+from genius.features import Features, module_of
 from genius.known_instructions import KnownInstructions
 from genius.model.confidence import Confidence
 from genius.model.config import GeniusConfig
@@ -52,6 +52,23 @@ class Embedder:
     def embed(self, features: Features) -> tuple[Any, Any]:
         """Features -> (z, dense), unit vectors (N, D)."""
         raise NotImplementedError
+
+    def assign(self, z: Any, modality: Any) -> Any:
+        """Codes (N, M) of unit vectors (N, D) whose items have these modalities (N,)."""
+        raise NotImplementedError
+
+    def encode(self, features: Features, chunk: int = 65_536) -> Any:
+        """Codes (N, M) of items, int64.
+
+        Args:
+            features: the items as an encoder gave them.
+            chunk: rows at a time, so that only codes grow with N: vectors of millions of items do not fit on a GPU.
+        """
+        codes = []
+        for start in range(0, max(len(features), 1), chunk):
+            part = features[start : start + chunk]
+            codes.append(self.assign(self.embed(part)[0], part.modality))
+        return module_of(codes[0]).concatenate(codes)
 
     def _on_device(self, array: Any) -> Any:
         """An array where z is."""

@@ -157,19 +157,6 @@ class Genius(Embedder):
         parts = [features[i : i + chunk].to(self.device, torch.float32) for i in range(0, max(len(features), 1), chunk)]
         return z, torch.cat([score_fusion(part) for part in parts])
 
-    def encode(self, features: Features, chunk: int = 65_536) -> Tensor:
-        """Codes (N, M) of items, int64.
-
-        Args:
-            features: the items as an encoder gave them.
-            chunk: rows at a time, so that only codes grow with N: vectors of millions of items do not fit on a GPU.
-        """
-        codes = []
-        for start in range(0, max(len(features), 1), chunk):
-            part = features[start : start + chunk]
-            codes.append(self.quantizer.encode(self.embed(part)[0], part.modality.to(self.device)))
-        return torch.cat(codes)
-
     def assign(self, z: Tensor, modality: Any) -> Tensor:
         """Codes (N, M) of unit vectors.
 

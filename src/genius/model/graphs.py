@@ -118,15 +118,6 @@ class GraphModel(Embedder):
         outputs = [np.concatenate(part) for part in zip(*parts, strict=True)]
         return outputs[0], outputs[-1]
 
-    def encode(self, features: Features) -> NDArray[np.int64]:
-        """Codes (N, M) of items.
-
-        Args:
-            features: N items.
-        """
-        modality: Any = features.modality
-        return self.assign(self.embed(features)[0], modality)
-
     def assign(self, z: NDArray[np.float32], modality: NDArray[np.int64]) -> NDArray[np.int64]:
         """Codes of unit vectors.
 

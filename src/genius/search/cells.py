@@ -5,6 +5,8 @@
   quantization error counts where queries look. Queries see A^-T q, so inner products stay what they were.
 - Where queries are known, codes are chosen once more: the error of an item counts `DIRECTION_WEIGHT` times along the mean of the
   queries that are nearest to it, which are the ones that may find it.
+- The means of cells are kept in bfloat16, which halves their memory and the time to read them. Codes describe what is left of the
+  mean as it is kept: nothing is lost.
 - A search ranks cells by q . mean(cell) and scans the codes in the best ones, best cell first. Faiss looks 32 codes up at a time
   in registers (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors
   costs less.
@@ -15,6 +17,7 @@ Knows vectors and rows; nothing of modalities, filters' meaning or files.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 import faiss as _faiss
@@ -32,6 +35,7 @@ WIDTH_PER_CODE = 8  # dimensions per code of wide vectors: 48 bytes at 768
 MOST_CODES = 256  # sums of that many looked-up bytes fit in 16 bits
 PACKED = 32  # codes that are scanned together
 LIST_BY_LIST = 11  # Faiss' way to scan lists in the order in which they are given, with a reservoir of the best
+CELLS_PER_ROOT = 4.0  # cells per square root of the items
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
 CODE_SAMPLE = 40_000  # residuals that product codes are fitted to
@@ -39,6 +43,7 @@ ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
 NEAREST_QUERIES = 16  # whose mean is the direction from which an item is asked for
 DIRECTION_WEIGHT = 4.0  # of the squared error in that direction, against 1 in all directions
+MULTIPLIED = 8  # queries from which one product with all means pays: it converts them to float32 first
 SWEEPS = 2  # times that every code of an item is chosen again, the others given
 SEED = 1
 BLOCK = 16_384  # vectors that are assigned to cells together
@@ -54,12 +59,12 @@ class Cells:
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], fitted: int) -> None:
-        self.means: Floats = np.ascontiguousarray(arrays["means"], np.float32)
+        self.nearest = _ranking(arrays["means"])
         self.item_transform: Floats = np.ascontiguousarray(arrays["item_transform"], np.float32)
         self.query_transform: Floats = np.ascontiguousarray(arrays["query_transform"], np.float32)
         self.codebooks: Floats = np.ascontiguousarray(arrays["codebooks"], np.float32)
         self.fitted = fitted
-        self.count, self.width = self.means.shape
+        self.count, self.width = arrays["means"].shape
         self.index = self._inverted_file(arrays["codes"], np.asarray(arrays["rows"], np.int64), arrays["sizes"])
         self._parameters: dict[int, Any] = {}  # of unfiltered searches, by cells probed
 
@@ -73,7 +78,7 @@ class Cells:
             metric: (D, D) C = E[q q^T] of queries; None: the identity.
             queries: (m, D) that want this modality; None: nothing is known of them.
         """
-        count = max(1, int(4 * len(rows) ** 0.5) // 64) * 64
+        count = max(1, int(CELLS_PER_ROOT * len(rows) ** 0.5) // 64) * 64
         generator = np.random.default_rng(SEED)
         chosen = np.sort(generator.permutation(len(rows))[: POINTS_PER_CELL * count])
         sample = vectors.arrays.host(vectors.take(rows[chosen]))
@@ -98,7 +103,8 @@ class Cells:
             cell[first : first + len(block)] = own
             _add_by_cell(sums, own, block)
         sizes = np.bincount(cell, minlength=count)
-        means: Floats = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centroids).astype(np.float32)
+        exact_means = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centroids)
+        means = _kept(_ranking(exact_means))
         root, inverse = _roots(_mixed(metric, sample), width)
         residuals = (sample - means[cell[chosen]])[generator.permutation(len(sample))[:CODE_SAMPLE]] @ root
         rotation, codebooks = _fit_codes(np.ascontiguousarray(residuals), width)
@@ -122,6 +128,11 @@ class Cells:
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
+
+    @property
+    def means(self) -> Floats:
+        """(cells, D), as they are kept."""
+        return _kept(self.nearest)
 
     def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
         """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
@@ -181,9 +192,10 @@ class Cells:
             rows: (n,) that are added.
             queries: (m, D), those that the cells were built with; None: none.
         """
+        means = self.means
         nearest = faiss.IndexFlatIP(self.width)
-        nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
-        encoder = ProductEncoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
+        nearest.add(means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12))
+        encoder = ProductEncoder(means, self.item_transform, self.query_transform, self.codebooks, queries)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
@@ -224,7 +236,8 @@ class Cells:
         Returns:
             Scores by codes and rows, (Q, count) each, best first; rows are -1 where fewer are in the cells.
         """
-        cell_scores, cells = HOST.top_k(queries @ self.means.T, probes)
+        queries = np.ascontiguousarray(queries, np.float32)
+        cell_scores, cells = self._best_cells(queries, probes)
         transformed = queries @ self.query_transform
         scores = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
@@ -241,6 +254,17 @@ class Cells:
             self._search_parameters(probes, allowed),
         )
         return scores, rows
+
+    def _best_cells(self, queries: Floats, probes: int) -> tuple[Floats, Ints]:
+        """Scores and numbers (Q, probes) of the best cells of each query, best first."""
+        if len(queries) >= MULTIPLIED:
+            return HOST.top_k(queries @ self.means.T, probes)
+        scores = np.empty((len(queries), probes), np.float32)
+        cells = np.empty((len(queries), probes), np.int64)
+        pointer = faiss.swig_ptr
+        with OneThread():
+            self.nearest.search_c(len(queries), pointer(queries), probes, pointer(scores), pointer(cells))
+        return scores, cells
 
     def _search_parameters(self, probes: int, allowed: RowSelector | None) -> Any:
         if allowed is not None:
@@ -268,8 +292,22 @@ class Cells:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
         sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
         packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
-        others = (self.means, self.item_transform, self.query_transform, self.codebooks)
-        return packed + 8 * len(self) + sum(int(array.nbytes) for array in others)
+        of_means = int(self.count * self.nearest.code_size)
+        others = (self.item_transform, self.query_transform, self.codebooks)
+        return packed + 8 * len(self) + of_means + sum(int(array.nbytes) for array in others)
+
+
+def _ranking(means: NDArray[Any]) -> Any:
+    """An index that ranks cells by their means (cells, D)."""
+    ranking = faiss.IndexScalarQuantizer(means.shape[1], faiss.ScalarQuantizer.QT_bf16, faiss.METRIC_INNER_PRODUCT)
+    ranking.add(np.ascontiguousarray(means, np.float32))
+    return ranking
+
+
+def _kept(ranking: Any) -> Floats:
+    """(cells, D) means as an index holds them."""
+    means: Floats = ranking.reconstruct_n(0, ranking.ntotal)
+    return means
 
 
 class ProductEncoder:
@@ -452,3 +490,14 @@ class RowSelector:
     def __init__(self, mask: NDArray[np.bool_]) -> None:
         self._bits = np.packbits(mask, bitorder="little")  # Faiss keeps a pointer to it
         self.selector = faiss.IDSelectorBitmap(self._bits)
+
+
+class OneThread:
+    """A context in which Faiss uses the calling thread alone: to wake others takes longer than what a few queries need."""
+
+    def __enter__(self) -> None:
+        self._before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)  # of the calling thread, not of others
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        faiss.omp_set_num_threads(self._before)

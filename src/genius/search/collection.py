@@ -195,6 +195,11 @@ class Collection:
             living = living[self.alive]
         return np.bincount(living[living >= 0], minlength=3)
 
+    @cached_property
+    def has_several_modalities(self) -> bool:
+        """Whether there are living items of more than one modality."""
+        return int((self.modality_counts > 0).sum()) > 1
+
     def allowed_rows(self, allowed: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
         """(N,) or (Q, N) bool: rows that pass `allowed` and exist; None: all."""
         if allowed is None:

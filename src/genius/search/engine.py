@@ -331,8 +331,8 @@ class SearchEngine:
         elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
             bias = batch.item_bias.take(batch.modality, found.rows)
             scores = scores - arrays.put(np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias)
-        undefined = scores != scores
-        if undefined.any() and (arrays.host(undefined) & (found.rows >= 0)).any():
+        total = scores.sum()
+        if total != total and (arrays.host(scores != scores) & (found.rows >= 0)).any():  # NaN in a sum is rare
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")
         rows, values = rerank.top_k(found.rows, scores, k, arrays)
         return SearchResult(rows, values, found.considered, plan.name)
@@ -342,9 +342,9 @@ class SearchEngine:
 
         It is relative to the likeliest modality that there is, so that the order is the same and scores keep their scale.
         """
-        exists = self.collection.modality_counts > 0
-        if self.collection.modality is None or int(exists.sum()) < 2 or bool((batch.target >= 0).all()):
+        if not self.collection.has_several_modalities or int(batch.target.min()) >= 0:
             return batch
+        exists = self.collection.modality_counts > 0
         log_probs = self.modality_log_probs(batch.z)
         likeliest = np.where(exists, log_probs, -np.inf).max(1, keepdims=True)
         relative = (log_probs - likeliest).astype(np.float32)

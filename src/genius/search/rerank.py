@@ -112,9 +112,8 @@ def top_k(rows: Ints, scores: Array, k: int, arrays: Arrays = HOST) -> tuple[Int
     Returns:
         Rows (Q, k), -1 beyond the end, and their scores (Q, k), -inf there.
     """
-    padding = rows < 0
-    if padding.any():
-        scores = arrays.where(arrays.put(padding), -np.inf, scores)
+    if rows.min(initial=0) < 0:
+        scores = arrays.where(arrays.put(rows < 0), -np.inf, scores)
     best_scores, best = arrays.top_k(scores, k)
     top_rows = rows[np.arange(len(rows))[:, None], arrays.host(best)]
     top_scores = arrays.host(best_scores).astype(np.float32, copy=False)

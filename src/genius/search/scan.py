@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never
 
     SearchedCells = Cells | TensorCells
 
-FORMAT = "genius-scan-4"
+FORMAT = "genius-scan-5"
 META = "scan.json"
 ARRAYS = "scan.safetensors"
 
@@ -476,18 +476,18 @@ class Scan:
             count = k
         if params.reranker not in BUILT_IN:
             count = max(count, params.rerank)
-        job = _Job(self.collection, index, self._searched(index), batch, k, count, effort)
-        every = np.arange(len(batch))
+        search = _Search(self.collection, index, self._searched(index), k, count, effort)
         if batch.allowed is None or batch.allowed.ndim == 1:
-            job.run(every, self._filter(batch.allowed))
+            found = search.run(batch, self._filter(batch.allowed))
         else:
+            parts = []
             for query in range(len(batch)):
-                job.run(every[query : query + 1], self._filter(batch.allowed[query]))
-        scores = job.scores
+                parts.append(search.run(batch.select(np.array([query])), self._filter(batch.allowed[query])))
+            found = Candidates.cat(parts)
         read = params.reranker == "none" or params.reranker not in BUILT_IN  # other re-rankers do not read the plan's scores
         if read and batch.item_bias is not None and batch.modality is not None:
-            scores = scores - batch.item_bias.take(batch.modality, job.rows)
-        return Candidates(job.rows, scores, job.considered)
+            return replace(found, scores=found.scores - batch.item_bias.take(batch.modality, found.rows))
+        return found
 
     def _searched(self, index: ScanIndex) -> Mapping[int, SearchedCells]:
         """The cells of an index where they are searched: moved to a GPU when the first search needs them there."""
@@ -537,14 +537,13 @@ class _Filter:
         return self._rows[modality]
 
 
-class _Job:
+class _Search:
     """One call of the plan.
 
     Args:
         collection: What is searched.
         index: Its codes.
         cells: Of the index, where they are searched.
-        batch: The queries.
         k: Hits per query.
         count: Candidates per query.
         effort: Factor on the cells that are scanned.
@@ -555,7 +554,6 @@ class _Job:
         collection: Collection,
         index: ScanIndex,
         cells: Mapping[int, SearchedCells],
-        batch: QueryBatch,
         k: int,
         count: int,
         effort: float,
@@ -563,98 +561,86 @@ class _Job:
         self.collection = collection
         self.index = index
         self.cells = cells
-        self.batch = batch
         self.k = k
         self.count = count
         self.effort = effort
-        # what was found, of several modalities one after the other; -1 and -inf where there is none, in any column
-        self.rows: Ints = np.empty((len(batch), 0), np.int64)
-        self.scores: Floats = np.empty((len(batch), 0), np.float32)
-        self.considered: Ints = np.zeros(len(batch), np.int64)
 
-    def _add(self, group: Ints, rows: Ints, scores: Floats, considered: int | Ints) -> None:
-        """Rows (G, C) and scores of some of the queries (G,)."""
-        self.considered[group] += considered
-        if len(group) < len(self.rows):
-            every = np.full((len(self.rows), rows.shape[1]), -1, np.int64)
-            of_every = np.full(every.shape, -np.inf, np.float32)
-            every[group] = rows
-            of_every[group] = scores
-            rows = every
-            scores = of_every
-        if self.rows.shape[1]:
-            rows = np.concatenate([self.rows, rows], 1)
-            scores = np.concatenate([self.scores, scores], 1)
-        self.rows = rows
-        self.scores = scores
-
-    def _kth(self, group: Ints) -> Floats:
-        """(G,) the k-th best scores so far; -inf where fewer were found."""
-        if self.scores.shape[1] < self.k:
-            return np.full(len(group), -np.inf, np.float32)
-        return HOST.top_k(self.scores[group], self.k)[0][:, -1]
-
-    def run(self, group: Ints, allowed: _Filter | None) -> None:
-        """Search the modalities that each query of a group wants; where it does not say, the likeliest first, and others while
-        they can still hold one of its k best. The queries share a filter."""
+    def run(self, batch: QueryBatch, allowed: _Filter | None) -> Candidates:
+        """Candidates of queries that share a filter, in the modalities that each of them wants."""
         if self.collection.modality is None:
-            self._search(group, 0, allowed)
-            return
-        targets = self.batch.target[group]
+            return self._of_modality(batch, 0, allowed)
+        targets = set(batch.target.tolist())
+        if len(targets) == 1:
+            return self._of_target(batch, targets.pop(), allowed)
+        parts = []
+        for target in targets:
+            queries = np.flatnonzero(batch.target == target)
+            parts.append((queries, self._of_target(batch.select(queries), target, allowed)))
+        return Candidates.scattered(len(batch), parts)
+
+    def _of_target(self, batch: QueryBatch, target: int, allowed: _Filter | None) -> Candidates:
+        """Candidates of queries that want the same modality. Where they do not say which (-1), the likeliest is searched first,
+        and others while they can still hold one of the k best."""
+        if target >= 0:
+            return self._of_modality(batch, target, allowed)
+        found = Candidates.empty(len(batch))
         modalities = sorted({*self.index.cells, *self.index.few})
-        for modality in modalities:
-            self._search(group[targets == modality], modality, allowed)
-        unknown = group[targets < 0]
-        if not len(unknown) or not modalities:
-            return
-        log_probs = self.batch.modality_log_probs
+        log_probs = batch.modality_log_probs
         if log_probs is None:
             for modality in modalities:
-                self._search(unknown, modality, allowed)
-            return
-        ranked = np.array(modalities)[HOST.top_k(log_probs[unknown][:, modalities], len(modalities))[1]]
+                found = found.beside(self._of_modality(batch, modality, allowed))
+            return found
+        likeliest_first = HOST.top_k(log_probs[:, modalities], len(modalities))[1]
         for place in range(len(modalities)):
-            for modality in modalities:
-                own = unknown[ranked[:, place] == modality]
-                if place and len(own):
-                    bound = log_probs[own, modality] + np.linalg.norm(self.batch.dense[own], axis=1)
-                    own = own[bound > self._kth(own)]
-                self._search(own, modality, allowed)
+            for number, modality in enumerate(modalities):
+                open_ones = np.flatnonzero(likeliest_first[:, place] == number)
+                if place:
+                    bound = log_probs[open_ones, modality] + np.linalg.norm(batch.dense[open_ones], axis=1)
+                    open_ones = open_ones[bound > self._kth(found.scores[open_ones])]
+                if len(open_ones):
+                    more = self._of_modality(batch.select(open_ones), modality, allowed)
+                    more = replace(more, scores=more.scores + log_probs[open_ones, modality, None])
+                    found = found.beside(Candidates.scattered(len(batch), [(open_ones, more)]))
+        return found
 
-    def _search(self, group: Ints, modality: int, allowed: _Filter | None) -> None:
-        """Candidates of one modality for some of the queries."""
-        if not len(group):
-            return
+    def _kth(self, scores: Floats) -> Floats:
+        """(Q,) the k-th best of scores (Q, C); -inf where there are fewer."""
+        if scores.shape[1] < self.k:
+            return np.full(len(scores), -np.inf, np.float32)
+        return HOST.top_k(scores, self.k)[0][:, -1]
+
+    def _of_modality(self, batch: QueryBatch, modality: int, allowed: _Filter | None) -> Candidates:
+        """Candidates of one modality."""
         rows = self._few_rows(modality, allowed)
         if rows is not None:
-            self._compare(group, modality, rows)
-        elif modality in self.index.cells:
-            self._scan(group, modality, allowed)
+            return self._compared(batch, rows)
+        if modality in self.cells:
+            return self._scanned(batch, modality, allowed)
+        return Candidates.empty(len(batch))
 
-    def _scan(self, group: Ints, modality: int, allowed: _Filter | None) -> None:
+    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None) -> Candidates:
         """The best rows by codes."""
         cells = self.cells[modality]
-        probes = probe_budget(self.k, cells.count, len(cells), self.effort * self.index.efforts[modality])
-        passing = len(cells)
+        items = len(cells)
+        probes = probe_budget(self.k, cells.count, items, self.effort * self.index.efforts[modality])
+        passing = items
         selector = None
         if allowed is not None:
             selector = allowed.selector(cells)
             passing = len(allowed.rows(modality, self.collection))
-            share = passing / max(len(cells), 1)
+            share = passing / max(items, 1)
             if share < 1:
                 probes = min(cells.count, int(probes / share) + 1)
         count = min(self.count, passing)
-        queries = self.batch.dense[group]
-        scores, rows = cells.search(queries, count, probes, selector)
-        considered = np.full(len(group), len(cells) * probes // cells.count)
-        missing = rows < 0
-        if missing.any():
-            short = np.flatnonzero((~missing).sum(1) < min(self.k, passing))
+        scores, rows = cells.search(batch.dense, count, probes, selector)
+        considered = np.full(len(batch), items * probes // cells.count)
+        if (rows[:, -1:] < 0).any():  # they are sorted: padding is last
+            short = np.flatnonzero((rows >= 0).sum(1) < min(self.k, passing))
             if len(short) and probes < cells.count:  # fewer than k of the filtered rows are in the cells that were probed
-                scores[short], rows[short] = cells.search(queries[short], count, cells.count, selector)
-                considered[short] = len(cells)
+                scores[short], rows[short] = cells.search(batch.dense[short], count, cells.count, selector)
+                considered[short] = items
             scores[rows < 0] = -np.inf
-        self._add(group, rows, self._with_log_prob(group, modality, scores), considered)
+        return Candidates(rows, scores, considered)
 
     def _few_rows(self, modality: int, allowed: _Filter | None) -> Ints | None:
         """All rows of a modality that may be found, where they are few enough to compare; None: more."""
@@ -666,19 +652,9 @@ class _Job:
             return passing
         return None
 
-    def _compare(self, group: Ints, modality: int, rows: Ints) -> None:
+    def _compared(self, batch: QueryBatch, rows: Ints) -> Candidates:
         """The best of all `rows`, by their vectors."""
         vectors = self.collection.vectors
         assert vectors is not None
-        if not len(rows):
-            return
-        scores, best = compare_all(vectors.take, vectors.arrays, rows, self.batch.dense[group], self.count)
-        self._add(group, best, self._with_log_prob(group, modality, scores), len(rows))
-
-    def _with_log_prob(self, group: Ints, modality: int, scores: Floats) -> Floats:
-        """Scores (G, C) plus log p(modality) of queries whose target is unknown."""
-        log_probs = self.batch.modality_log_probs
-        if log_probs is None or self.collection.modality is None:
-            return scores
-        added = np.where(self.batch.target[group] < 0, log_probs[group, modality], np.float32(0))
-        return scores + added[:, None]
+        scores, best = compare_all(vectors.take, vectors.arrays, rows, batch.dense, self.count)
+        return Candidates(best, scores, np.full(len(batch), len(rows)))

@@ -138,6 +138,36 @@ class Candidates:
             np.concatenate([part.considered for part in parts]),
         )
 
+    @classmethod
+    def scattered(cls, queries: int, parts: Sequence[tuple[Ints, Candidates]]) -> Candidates:
+        """The candidates of groups of a batch, at their places in it.
+
+        Args:
+            queries: In the batch.
+            parts: Positions of a group's queries in the batch, and its candidates; no query is in two groups.
+        """
+        width = max((found.rows.shape[1] for _, found in parts), default=0)
+        rows = np.full((queries, width), -1, np.int64)
+        scores = np.full((queries, width), -np.inf, np.float32)
+        considered = np.zeros(queries, np.int64)
+        for own, found in parts:
+            rows[own] = padded(found.rows, width, -1)
+            scores[own] = padded(found.scores, width, -np.inf)
+            considered[own] = found.considered
+        return cls(rows, scores, considered)
+
+    def beside(self, more: Candidates) -> Candidates:
+        """These and others of the same queries.
+
+        Args:
+            more: Of other items.
+        """
+        return Candidates(
+            np.concatenate([self.rows, more.rows], 1),
+            np.concatenate([self.scores, more.scores], 1),
+            self.considered + more.considered,
+        )
+
 
 def padded(values: NDArray[Any], width: int, value: float) -> NDArray[Any]:
     """(Q, C) -> (Q, width).

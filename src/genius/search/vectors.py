@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.features import as_numpy
-from genius.search.arrays import HOST, Array, Arrays, Floats, Ints, half_to_float
+from genius.search.arrays import HOST, ROOT_OF_SHRINKAGE, Array, Arrays, Floats, Ints, shrunken_halves
 
 BLOCK = 8_192  # rows of one block: 8 MB at width 256
 COMPARED = 1 << 17  # numbers of vectors that are compared with one query at a time: they stay in the processor's cache
@@ -80,6 +80,7 @@ class StoredVectors:
         widths = {int(part.shape[1]) for part in self.parts}
         if len(widths) > 1:
             raise GeniusError(f"embeddings of different widths: {sorted(widths)}")
+        self._precision = np.result_type(*(part.dtype for part in self.parts))
         self._starts = np.cumsum([0, *(len(part) for part in self.parts)])
         stored = int(self._starts[-1])
         self._count = stored
@@ -154,22 +155,19 @@ class StoredVectors:
         for query in range(len(rows)):
             for first in range(0, rows.shape[1], at_once):
                 part = slice(first, first + at_once)
-                np.dot(self._read(places[query, part]), queries[query], out=out[query, part])
+                self._compare(queries[query], places[query, part], out[query, part])
         return out
 
-    def _read(self, places: Ints) -> Floats:
-        """(n,) positions in the concatenated segments -> (n, D) float32, valid until the thread's next call."""
-        if len(self.parts) > 1 or self.width > COMPARED:
-            return HOST.float32(self._at(places))
-        shape = (len(places), self.width)
-        numbers = shape[0] * shape[1]
-        floats = _scratch.floats[:numbers].reshape(shape)
-        (stored,) = self.parts
-        if stored.dtype == np.float32:
-            return stored.take(places, axis=0, out=floats, mode="clip")
-        halves = _scratch.halves[:numbers].reshape(shape)
-        stored.take(places, axis=0, out=halves, mode="clip")
-        return half_to_float(halves, floats)
+    def _compare(self, query: Floats, places: Ints, out: Floats) -> None:
+        """Inner products of a query with the vectors at positions (n,) in the concatenated segments; `out` (n,): where to."""
+        if self._precision != np.float16 or self.width > COMPARED:
+            np.dot(HOST.float32(self._at(places)), query, out=out)
+            return
+        numbers = len(places) * self.width
+        halves = self._at(places, _scratch.halves[:numbers].reshape(len(places), -1))
+        shrunken = shrunken_halves(halves, _scratch.floats[:numbers].reshape(halves.shape))
+        np.dot(shrunken, query * ROOT_OF_SHRINKAGE, out=out)  # half of the way before, half after: nothing over- or underflows
+        out *= ROOT_OF_SHRINKAGE
 
     def _stored(self, rows: Ints) -> NDArray[Any]:
         """(n,) rows -> (n, D) in the precision in which they lie."""
@@ -177,12 +175,12 @@ class StoredVectors:
             return self._at(self._order[rows])
         return self._at(rows)
 
-    def _at(self, places: Ints) -> NDArray[Any]:
-        """(n,) positions in the concatenated segments -> (n, D) in the precision in which they lie."""
+    def _at(self, places: Ints, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """(n,) positions in the concatenated segments -> (n, D) in the precision in which they lie; `out`: where to."""
+        if out is None:
+            out = np.empty((len(places), self.width), self._precision)
         if len(self.parts) == 1:
-            return self.parts[0][places]
-        precision = np.result_type(*(part.dtype for part in self.parts))
-        out = np.empty((len(places), self.width), precision)
+            return self.parts[0].take(places, axis=0, out=out, mode="clip")
         segment = np.searchsorted(self._starts, places, "right") - 1
         for number in np.unique(segment).tolist():
             own = np.flatnonzero(segment == number)

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from genius.data.features import FeatureSet
+from genius.encoders import load_encoder
 from genius.encoders.base import Encoder
 from genius.encoders.towers import Heads
 from genius.errors import GeniusError
@@ -30,10 +31,11 @@ from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
 from genius.train.handover import assemble, freeze, sampled_query_bank, save_model, through_heads
 from genius.train.journal import Journal
-from genius.train.loop import Runtime, Stage, finish, make_accelerator, run_stage
+from genius.train.loop import Runtime, Stage, finish, run_stage, training_device, wait_for_all
+from genius.train.losses import rank
 from genius.train.prepare import CONFIG, TRAINING, check_data, claim, count_steps, hold_out, refuse_another_run, settle_sizes
 from genius.train.quantizer import QuantizerStage
-from genius.train.sources import check_source, encoder_of_features, features_folder, load_source
+from genius.train.sources import check_made_by, check_source, features_folder, load_source
 
 __all__ = ["CONFIG", "TRAINING", "TrainConfig", "Trained", "read_train_config", "train", "train_stages"]
 
@@ -69,9 +71,8 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     if data is None:
         check_source(config)
     folder = Path(config.output) / TRAINING
-    accelerator = make_accelerator(config.device)
-    journal = Journal(folder, quiet=quiet, active=accelerator.is_main_process)
-    runtime = Runtime(accelerator, journal, config.seed, config.run)
+    device = training_device(config.device)
+    runtime = Runtime(device, Journal(folder, quiet=quiet, active=rank() == 0), config.seed, config.run)
     refuse_another_run(folder, config)
     encoder: Encoder | None = None
     settled = config
@@ -81,14 +82,15 @@ def train(config: TrainConfig, data: FeatureSet | None = None, *, quiet: bool = 
     check_data(data, settled, trained=encoder)
     if encoder is None and config.encoder_uri is not None:
         features = Path(config.data) if FeatureSet.is_folder(config.data) else None
-        encoder = encoder_of_features(config.encoder_uri, data, features)
-    claim(folder, config, runtime)  # only now: a refused run leaves the folder free
+        encoder = load_encoder(config.encoder_uri)
+        check_made_by(encoder, data, features, config.encoder_uri)  # before hours are spent
+    claim(folder, config)  # only now: a refused run leaves the folder free
     trained = train_stages(settled, data, runtime, folder)
     if config.data:
         trained.model.instructions = KnownInstructions.load(features_folder(config, folder))
-    if runtime.main:
+    if rank() == 0:
         save_model(Path(config.output), trained.model, trained.heads, encoder)
-    accelerator.wait_for_everyone()
+    wait_for_all()
     return trained
 
 

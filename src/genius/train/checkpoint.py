@@ -1,4 +1,4 @@
-"""Checkpoints that appear whole or not at all, and a Ctrl-C that waits for the end of a step.
+"""Checkpoints that appear whole or not at all.
 
 A checkpoint is a folder, written under another name and renamed: a kill at any moment leaves either the old or the new
 one. Knows files and tensors; nothing of stages.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import threading
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -85,25 +82,3 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
     return weights, optimizer, progress
-
-
-class Interrupt:
-    """Inside the context, the first Ctrl-C only sets `pressed`; a second one ends the program at once."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # only there may signals be handled
-            self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, error_type: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True

@@ -176,9 +176,4 @@ def sample_pool(data: FeatureSet, most: int, seed: int) -> FeatureSet:
     keep = torch.zeros(len(data.pool), dtype=torch.bool)
     keep[torch.randperm(len(data.pool), generator=torch.Generator().manual_seed(seed))[:most]] = True
     keep[data.pairs[:, 1]] = True
-    rows = keep.nonzero()[:, 0]
-    place = torch.full((len(data.pool),), -1, dtype=torch.long)
-    place[rows] = torch.arange(len(rows))
-    pairs = torch.stack([data.pairs[:, 0], place[data.pairs[:, 1]]], 1)
-    ids = [data.pool_ids[row] for row in rows.tolist()]
-    return FeatureSet(data.queries, data.pool[rows], pairs, data.query_ids, ids, data.tasks, data.names)
+    return data.take_pool(keep.nonzero()[:, 0])

@@ -1,15 +1,16 @@
 """The training loop of every stage: AdamW, warm-up and cosine, accumulation, clipping, checkpoints that resume exactly.
 
-A stage defines a step's batch and its loss; the loop knows nothing of losses. `accelerate` carries it to GPUs and
-several processes. The randomness of a step is a function of (seed, stage, step, process), and the data order of
-(seed, step). A checkpoint therefore needs weights, moving averages, optimizer and step, and a resumed run has the loss
-curve of an uninterrupted one.
+A stage defines a step's batch and its loss; the loop knows nothing of losses. It runs on a CPU, a GPU, or several of
+them as processes that `torchrun` or Ray starts. The randomness of a step is a function of (seed, stage, step, process),
+and the data order of (seed, step). A checkpoint therefore needs weights, moving averages, optimizer and step, and a
+resumed run has the loss curve of an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,14 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from genius.encoders.base import find_device
 from genius.errors import GeniusError
 from genius.files import write_json, write_whole
-from genius.train.checkpoint import Interrupt, latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.journal import Journal
+from genius.train.losses import rank, send, world_size
 from genius.train.selection import Selection
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
@@ -81,75 +86,56 @@ class Stage(nn.Module):
 
 @dataclass
 class Runtime:
-    """Where training runs: the accelerator, this process's place, the journal."""
+    """Where training runs: this process's device, the journal, and what every stage's loop needs."""
 
-    accelerator: Any
+    device: torch.device
     journal: Journal
     seed: int
     run: RunConfig
-
-    @property
-    def device(self) -> torch.device:
-        return self.accelerator.device  # type: ignore[no-any-return]
 
     @property
     def half(self) -> bool:
         """Whether steps run under bfloat16 autocast."""
         return self.run.precision == "auto" and self.device.type == "cuda"
 
-    @property
-    def rank(self) -> int:
-        return int(self.accelerator.process_index)
 
-    @property
-    def world(self) -> int:
-        return int(self.accelerator.num_processes)
+def training_device(name: str = "auto") -> torch.device:
+    """The device of this process. One of several, started by `torchrun` or Ray, joins the others first.
 
-    @property
-    def main(self) -> bool:
-        return bool(self.accelerator.is_main_process)
+    Args:
+        name: auto (a GPU if there is one), cpu or cuda.
 
-
-class OneProcess:
-    """What `run_stage` asks of an accelerator, for one process: short fits need no `accelerate`."""
-
-    process_index = 0
-    num_processes = 1
-    is_main_process = True
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-
-    def prepare(self, *parts: Any) -> tuple[Any, ...]:
-        return parts
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def clip_grad_norm_(self, parameters: Any, most: float) -> None:
-        nn.utils.clip_grad_norm_(parameters, most)
-
-    def wait_for_everyone(self) -> None: ...
-
-    def free_memory(self) -> None: ...
-
-
-def make_accelerator(device: str = "auto") -> Any:
-    """The process group and device. Autocast is set by the loop, so that a stage can switch it off."""
-    try:
-        from accelerate import Accelerator, DistributedDataParallelKwargs
-        from accelerate.state import AcceleratorState
-    except ImportError:
-        raise GeniusError("training needs accelerate: pip install 'genius-search[train]'") from None
-    cuda = torch.cuda.is_available() and device != "cpu"
-    if device == "cuda" and not cuda:
-        raise GeniusError("device = 'cuda', but this machine has no GPU that torch can use")
-    AcceleratorState._reset_state()  # the settings of an earlier run in this process
-    if cuda:
+    Raises:
+        GeniusError: If there is no such device.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if name == "cuda":
+        name = f"cuda:{local}"
+    device = find_device(name, local)
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
-    # codebooks are buffers that every process updates equally: broadcasting them at every step would only cost time
-    options = DistributedDataParallelKwargs(broadcast_buffers=False)
-    return Accelerator(cpu=not cuda, mixed_precision="no", kwargs_handlers=[options])
+        backend = "nccl"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group(backend)
+    return device
+
+
+def wait_for_all() -> None:
+    """Return when every process is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def for_all_processes(stage: Stage, device: torch.device) -> nn.Module:
+    """The stage with gradients averaged over processes; codebooks are buffers that every process updates equally."""
+    if world_size() == 1:
+        return stage
+    devices = None
+    if device.type == "cuda":
+        devices = [device]
+    return DistributedDataParallel(stage, device_ids=devices, broadcast_buffers=False)
 
 
 def learning_rate(schedule: Schedule, steps: int, step: int) -> float:
@@ -181,33 +167,32 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
     Returns:
         The metrics of the last validation.
     """
-    accelerator = runtime.accelerator
     journal = runtime.journal
     run = runtime.run
     micro_batch = config.batch // run.accumulate
-    if micro_batch % runtime.world:
-        raise GeniusError(f"{stage.name}: a micro-batch of {micro_batch} does not divide among {runtime.world} processes")
+    if micro_batch % world_size():
+        raise GeniusError(f"{stage.name}: a micro-batch of {micro_batch} does not divide among {world_size()} processes")
     stage.accumulate = run.accumulate
     stage.to(runtime.device).train()
     optimizer = make_optimizer(stage, config)
     selection = Selection(stage, run.average, run.patience)
     start = _resume(stage, optimizer, selection, folder, journal)
     journal.rewind(stage.name, start)
-    module, optimizer = accelerator.prepare(stage, optimizer)
+    module: Any = for_all_processes(stage, runtime.device)
     if run.compile and stage.fixed_shapes:
         module = torch.compile(module, mode="reduce-overhead")  # CUDA graphs on a GPU
-    accelerator.wait_for_everyone()
+    wait_for_all()
     saved = time.monotonic()
     validation_steps = {round(config.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
     reported: set[str] = set()  # problems that were reported
     logs: list[dict[str, Tensor]] = []
-    with journal.bar(stage.name, config.steps, start) as bar, Interrupt() as ctrl_c:
+    with journal.bar(stage.name, config.steps, start) as bar:
         for step in range(start, config.steps):
             logs = take_step(stage, module, optimizer, config, runtime, step)
             selection.update()
             done = step + 1
             if done % run.log_every == 0 or done == config.steps:
-                values = _mean_logs(logs, runtime)
+                values = _mean_logs(logs)
                 if not math.isfinite(values["loss"]):
                     raise GeniusError(f"{stage.name}: the loss is not finite at step {done}; lower lr or check the features")
                 rate = config.lr * learning_rate(stage.schedule, config.steps, step)
@@ -216,27 +201,26 @@ def run_stage(stage: Stage, config: StageConfig, runtime: Runtime, folder: Path)
             elif done % BAR_EVERY == 0:
                 bar.update(done)
             if done in validation_steps and done < config.steps:
-                _report_problems(stage, runtime, done, done / config.steps, _mean_logs(logs, runtime), reported)
+                _report_problems(stage, runtime, done, done / config.steps, _mean_logs(logs), reported)
             if run.patience and done in validation_steps and _look(stage, selection, runtime, done):
                 best = done - selection.waited * config.steps // LOOKS
                 journal.note(f"{stage.name}: no better since step {best}")
                 break
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             due = due or (run.checkpoint_steps > 0 and done % run.checkpoint_steps == 0)
-            if ((due and done < config.steps) or ctrl_c.pressed) and runtime.main:
+            if due and done < config.steps and rank() == 0:
                 tensors = {**stage.state_dict(), **selection.tensors()}
                 save_checkpoint(folder, done, tensors, optimizer.state_dict(), selection.numbers())
                 saved = time.monotonic()
-            if ctrl_c.pressed:
-                raise KeyboardInterrupt
     selection.finish()
     stage.eval()
     stage.finish()
     if logs:
-        _report_problems(stage, runtime, config.steps, 1.0, _mean_logs(logs, runtime), reported)
-    accelerator.wait_for_everyone()
+        _report_problems(stage, runtime, config.steps, 1.0, _mean_logs(logs), reported)
+    wait_for_all()
+    del module, optimizer
     if runtime.device.type == "cuda":
-        accelerator.free_memory()  # on a CPU it visits every object of the process and frees nothing
+        torch.cuda.empty_cache()
     return _validate(stage, runtime, config.steps)
 
 
@@ -259,7 +243,7 @@ def _report_problems(
     stage: Stage, runtime: Runtime, step: int, progress: float, values: dict[str, float], reported: set[str]
 ) -> None:
     """Say each problem once."""
-    if not runtime.main:
+    if rank() > 0:
         return
     for name, line in stage.problems(progress, values).items():
         if name not in reported:
@@ -270,15 +254,14 @@ def _report_problems(
 def _look(stage: Stage, selection: Selection, runtime: Runtime, step: int) -> bool:
     """Validate the weights that would be kept, on the main process; whether to stop, on all processes alike."""
     value = torch.full((), float("nan"), dtype=torch.float64, device=runtime.device)
-    if runtime.main:
+    if rank() == 0:
         stage.eval()
         with torch.no_grad(), selection.kept():
             quick_metrics = stage.quick()
         stage.train()
         if quick_metrics is not None:
             value.fill_(quick_metrics)
-    if runtime.world > 1:
-        torch.distributed.broadcast(value, src=0)
+    send([value])
     number = value.item()
     if math.isnan(number):
         return False  # nothing is held out
@@ -295,11 +278,11 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
         runtime.journal.note(f"{stage.name}: already trained")
         return dict(json.loads(values.read_text(encoding="utf-8")))
     result = run()
-    if runtime.main:
+    if rank() == 0:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in stage.state_dict().items()}
         write_whole(weights, lambda path: save_file(tensors, path))
         write_json(values, result)
-    runtime.accelerator.wait_for_everyone()
+    wait_for_all()
     stage.eval()
     return result
 
@@ -326,39 +309,40 @@ def take_step(
         runtime: Device and processes.
         step: Number of the step, from 0.
     """
-    torch.manual_seed(step_seed(runtime.seed, stage.name, step, runtime.rank))
+    torch.manual_seed(step_seed(runtime.seed, stage.name, step, rank()))
     stage.before_step(step)
     for group in optimizer.param_groups:
         group["lr"] = config.lr * learning_rate(stage.schedule, config.steps, step)
     logs = []
     for micro in range(stage.accumulate):
-        batch = stage.batch(step, micro, runtime.rank, runtime.world)
+        batch = stage.batch(step, micro, rank(), world_size())
         last = micro + 1 == stage.accumulate
-        synchronised = nullcontext() if last or runtime.world == 1 else module.no_sync()
+        synchronised = nullcontext() if last or world_size() == 1 else module.no_sync()
         with synchronised, torch.autocast(runtime.device.type, torch.bfloat16, enabled=runtime.half):
             loss, values = module(batch)
-            runtime.accelerator.backward(loss / stage.accumulate)
+            (loss / stage.accumulate).backward()
         # copies: a compiled step writes its outputs to the same memory every time
         logs.append({name: value.detach().clone() for name, value in {"loss": loss, **values}.items()})
     if stage.schedule.clip > 0:
-        runtime.accelerator.clip_grad_norm_(stage.parameters(), stage.schedule.clip)
+        nn.utils.clip_grad_norm_(stage.parameters(), stage.schedule.clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return logs
 
 
-def _mean_logs(logs: list[dict[str, Tensor]], runtime: Runtime) -> dict[str, float]:
+def _mean_logs(logs: list[dict[str, Tensor]]) -> dict[str, float]:
     """Averages over micro-batches and processes."""
     names = list(logs[0])
     values = torch.stack([torch.stack([entry[name].float() for name in names]) for entry in logs]).mean(0)
-    if runtime.world > 1:
-        values = runtime.accelerator.reduce(values, reduction="mean")
+    if world_size() > 1:
+        dist.all_reduce(values)
+        values /= world_size()
     return dict(zip(names, values.tolist(), strict=True))
 
 
 def _validate(stage: Stage, runtime: Runtime, step: int) -> dict[str, float]:
     values: dict[str, float] = {}
-    if runtime.main:
+    if rank() == 0:
         stage.eval()
         with torch.no_grad():
             values = stage.validate()
@@ -367,7 +351,7 @@ def _validate(stage: Stage, runtime: Runtime, step: int) -> dict[str, float]:
             runtime.journal.write(stage.name, step, values)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "level" not in name)
             runtime.journal.note(f"{stage.name} {step}: {shown}")
-    runtime.accelerator.wait_for_everyone()
+    wait_for_all()
     return values
 
 

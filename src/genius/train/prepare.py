@@ -21,7 +21,8 @@ from genius.model.codebooks import choose_level_sizes
 from genius.train.config import STAGES, TrainConfig, current_names, that_trains, with_steps
 from genius.train.generator import generator_config
 from genius.train.holdout import Split, sample_pool, sample_queries, split, split_given
-from genius.train.loop import Runtime
+from genius.train.loop import Runtime, wait_for_all
+from genius.train.losses import rank
 from genius.train.quantizer import quantizer_config
 
 TRAINING = "training"  # folder below the output
@@ -74,11 +75,11 @@ def check_data(data: FeatureSet, config: TrainConfig, trained: Encoder | None = 
         raise GeniusError("there are no (query, positive) pairs to train on")
     if torch.bincount(data.pairs[:, 0], minlength=len(data.queries)).min() == 0:
         raise GeniusError("some queries have no positive: leave them out of the training set")
-    data.queries.check_rows("query", zeros=False)
-    data.pool.check_rows("pool", zeros=False)
+    width = None
     if config.encoder.train != "heads":
-        data.queries.check(config.model.width)
-        data.pool.check(config.model.width)
+        width = config.model.width
+    data.queries.check(width, "queries", zeros=False)
+    data.pool.check(width, "pool", zeros=False)
 
 
 def count_steps(config: TrainConfig, visits: int, runtime: Runtime) -> TrainConfig:
@@ -120,12 +121,12 @@ def _queries(part: FeatureSet | None) -> int:
 # -- the folder of a run -------------------------------------------------------------------------------------------
 
 
-def claim(folder: Path, config: TrainConfig, runtime: Runtime) -> None:
+def claim(folder: Path, config: TrainConfig) -> None:
     """Write the config next to its results, unless it is there."""
     path = folder / CONFIG
-    if runtime.main and not path.exists():
+    if rank() == 0 and not path.exists():
         write_json(path, to_dict(config), indent=2)
-    runtime.accelerator.wait_for_everyone()
+    wait_for_all()
 
 
 def refuse_another_run(folder: Path, config: TrainConfig) -> None:

@@ -2,46 +2,37 @@
 
 Knows the forms of `data` in a config, and which part of the encoder is trained before features are extracted. The later
 stages only see features. A model that was trained on features or converted from published files gets its encoder by
-`attach_encoder`, which checks that the features came from it: widths must fit, the stamp that extraction left must name
-the same weights, and where images and texts are at hand a few rows are encoded again and must agree. The encoder is then
-joined with the heads that training left next to the model, and stored in the model's folder.
+`attach_encoder`, which checks that the features came from it: widths must fit, and the stamp that extraction left must
+name the same weights. The encoder is then joined with the heads that training left next to the model, and stored in the
+model's folder.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from genius.data import open_collection
-from genius.data.collection import Collection
 from genius.data.extract import STAMP, ExtractConfig, extract
 from genius.data.features import FeatureSet
 from genius.data.synthetic import synthetic_features
 from genius.encoders import load_encoder
-from genius.encoders.base import Encoder, encode_items
+from genius.encoders.base import Encoder
 from genius.encoders.towers import HEADS, Heads, read_heads
 from genius.errors import GeniusError
-from genius.features import Features
 from genius.model.genius import ENCODER, Genius
 from genius.train.config import TrainConfig, that_trains, with_steps
 from genius.train.encoder import TowersStage
-from genius.train.loop import Runtime, finish, run_stage
-from genius.types import Item, Modality
+from genius.train.loop import Runtime, finish, run_stage, wait_for_all
+from genius.train.losses import rank, world_size
+from genius.types import Modality
 
 SYNTHETIC = "synthetic:"
 SYNTHETIC_SIZES = {"tiny": (1600, 1600, 48), "small": (12000, 9000, 96)}  # queries, pool, width
-ROWS_PER_MODALITY = 4  # encoded again
-POOL_ROWS_READ = 20_000  # among which those are looked for
-AGREE = 0.99  # cosine of a row with itself: half precision and other devices round
 
 
 def check_source(config: TrainConfig) -> None:
@@ -109,110 +100,62 @@ def _from_collection(config: TrainConfig, runtime: Runtime, folder: Path) -> tup
         stage.requires_grad_(False)
     reader: Any = encoder
     if config.encoder.train == "heads":
-        reader = Towers(encoder)
-    options = ExtractConfig(half=False, rank=runtime.rank, world=runtime.world)
+        reader = TowersAlone(encoder)
+    options = ExtractConfig(half=False, rank=rank(), world=world_size())
     runtime.journal.note(f"features: {config.data} through {config.encoder_uri}")
     data = extract(reader, collection, folder / "features", options)
-    runtime.accelerator.wait_for_everyone()
+    wait_for_all()
     data = data or extract(reader, collection, folder / "features", options)
     if data is None:
         raise GeniusError("feature extraction did not finish on every process")
-    if config.encoder.train == "heads":
-        data = dataclasses.replace(data, queries=reader.cut(data.queries), pool=reader.cut(data.pool))
     return data, encoder, config
 
 
-class Towers:
-    """An encoder of frozen towers before its heads, padded to one width so that features fit one file."""
+class TowersAlone:
+    """An encoder of frozen towers before its heads: vectors of two widths."""
 
     def __init__(self, encoder: Any) -> None:
         if not hasattr(encoder, "tower_images"):
             raise GeniusError("encoder.train = 'heads' needs an encoder of frozen towers; use 'none' or 'towers' with this one")
-        self.encoder = encoder
-        self.image_width = int(encoder.heads.image_width)
-        self.text_width = int(encoder.heads.text_width)
-        self.width = max(self.image_width, self.text_width)
-
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
-        return F.pad(self.encoder.tower_images(images), (0, self.width - self.image_width))
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        return F.pad(self.encoder.tower_texts(texts), (0, self.width - self.text_width))
-
-    def cut(self, padded: Features) -> Features:
-        image = padded.image[:, : self.image_width]
-        text = padded.text[:, : self.text_width]
-        return Features(image, text, padded.image_mask, padded.text_mask)
-
-    def save(self, directory: Path) -> None:
-        raise GeniusError("towers are saved with their heads")
+        self.encode_images = encoder.tower_images
+        self.encode_texts = encoder.tower_texts
+        self.widths = (int(encoder.heads.image_width), int(encoder.heads.text_width))
+        self._encoder = encoder
 
     def fingerprint(self) -> str:
-        return str(self.encoder.fingerprint()) + "-towers"
+        return str(self._encoder.fingerprint()) + "-towers"
 
 
-def check_widths(encoder: Encoder, image: int, text: int, uri: str) -> None:
-    """Vectors of this encoder, or of its towers where heads come later, are as wide as the features."""
-    towers = getattr(encoder, "heads", None)
+def check_made_by(encoder: Encoder, data: FeatureSet, folder: Path | None, uri: str) -> bool:
+    """Refuse features of another encoder, by their widths and by the stamp that extraction leaves in their folder.
+
+    Args:
+        encoder: The encoder.
+        data: The features.
+        folder: Where they are; None: in memory.
+        uri: Names the encoder in errors.
+
+    Returns:
+        Whether there is a stamp.
+    """
+    widths = (data.pool.image.shape[1], data.pool.text.shape[1])
     expected = {(encoder.width, encoder.width)}
-    if towers is not None:
+    towers = getattr(encoder, "heads", None)
+    if towers is not None:  # features of its towers, where heads come later
         expected.add((int(towers.image_width), int(towers.text_width)))
-    if (image, text) not in expected:
-        raise GeniusError(f"the encoder {uri} is {encoder.width} wide, the features {image} and {text}: they are not its own")
-
-
-def check_stamp(encoder: Encoder, folder: Path, uri: str) -> bool:
-    """Whether the folder says which encoder made it; if it names another, one clear line."""
-    path = folder / STAMP
-    if not path.is_file():
+    if widths not in expected:
+        raise GeniusError(
+            f"the encoder {uri} is {encoder.width} wide, the features {widths[0]} and {widths[1]}: they are not its own"
+        )
+    if folder is None or not (folder / STAMP).is_file():
         return False
     try:
-        made_by = str(json.loads(path.read_text(encoding="utf-8"))["encoder"])
+        made_by = str(json.loads((folder / STAMP).read_text(encoding="utf-8"))["encoder"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise GeniusError(f"cannot read {path}") from None
+        raise GeniusError(f"cannot read {folder / STAMP}") from None
     if made_by.removesuffix("-towers") != encoder.fingerprint():
         raise GeniusError(f"the features in {folder} were made by another encoder than {uri}")
     return True
-
-
-def check_rows(encoder: Encoder, features: FeatureSet, collection: Collection, uri: str) -> int:
-    """Encode a few candidates of each modality again and compare; how many were."""
-    row = {name: i for i, name in enumerate(features.pool_ids)}
-    chosen: dict[Modality, list[Item]] = {modality: [] for modality in Modality}
-    for item in islice(collection.pool(), POOL_ROWS_READ):
-        if item.id in row and len(chosen[item.modality]) < ROWS_PER_MODALITY:
-            chosen[item.modality].append(item)
-    items = [item for sample in chosen.values() for item in sample]
-    if not items:
-        raise GeniusError(f"none of the features' candidates is in {collection.name}: nothing to compare with")
-    encoded = encode_items(encoder, items)[0]
-    stored = features.pool[torch.tensor([row[item.id] for item in items])]
-    for content in ("image", "text"):
-        mask = getattr(encoded, f"{content}_mask")
-        if not torch.equal(mask, getattr(stored, f"{content}_mask").cpu()):
-            raise GeniusError(f"{collection.name} and the features disagree about which candidates have a {content}")
-        if not mask.any():
-            continue
-        old = getattr(stored, content)[mask].float().cpu()
-        new = getattr(encoded, content)[mask].float().cpu()
-        similarity = F.cosine_similarity(old, new, dim=1)
-        if similarity.min() < AGREE:
-            compared = [item for item, present in zip(items, mask.tolist(), strict=True) if present]
-            worst = compared[int(similarity.argmin())]
-            raise GeniusError(
-                f"the features were not made by {uri}: "
-                f"the {content} of {worst.id} encoded again has a cosine of {similarity.min():.2f}"
-            )
-    return len(items)
-
-
-def encoder_of_features(uri: str, data: FeatureSet, folder: Path | None) -> Encoder:
-    """The encoder that a run on features names, checked before hours are spent: widths and stamp must fit."""
-    encoder = load_encoder(uri)
-    check_widths(encoder, data.pool.image.shape[1], data.pool.text.shape[1], uri)
-    if folder is not None:
-        check_stamp(encoder, folder, uri)
-    return encoder
 
 
 def join_heads(encoder: Encoder, heads: Heads) -> None:
@@ -231,17 +174,13 @@ def join_heads(encoder: Encoder, heads: Heads) -> None:
     towers.width = heads.width
 
 
-def attach_encoder(
-    folder: str | Path, uri: str, *, features: str | Path | None = None, data: str = "", split: str = "test"
-) -> list[str]:
+def attach_encoder(folder: str | Path, uri: str, *, features: str | Path | None = None) -> list[str]:
     """Store an encoder in a model's folder.
 
     Args:
         folder: The model folder; it has no encoder yet.
         uri: The encoder: a folder, hf-hub:NAME, uniir:FILE or bundled:NAME.
         features: Features that the model was trained on; the encoder that made them must be this one.
-        data: Their dataset: a few rows are encoded again and compared with `features`.
-        split: Split of that dataset.
 
     Returns:
         What was checked, in words.
@@ -256,28 +195,13 @@ def attach_encoder(
     if model.encoder is not None:
         raise GeniusError(f"the model {folder} has an encoder already")
     encoder = load_encoder(uri)
-    checked = []
-    known = None
-    if features is not None:
-        known = FeatureSet.load(features)
-        check_widths(encoder, known.pool.image.shape[1], known.pool.text.shape[1], uri)
-        if check_stamp(encoder, Path(str(features)), uri):
-            checked.append("the features' stamp")
-    if data:
-        if known is None:
-            raise GeniusError("to encode rows again, name the features they are compared with, too")
-        reader: Any = encoder
-        if known.pool.image.shape[1] != encoder.width:  # features that were taken before the heads
-            reader = Towers(encoder)
-            if reader.image_width != reader.text_width:
-                raise GeniusError("towers of two widths cannot be encoded again here: leave --data out")
-        rows = check_rows(reader, known, open_collection(data, split=split), uri)
-        checked.append(f"{rows} rows encoded again")
+    checked = [f"width {encoder.width}"]
+    if features is not None and check_made_by(encoder, FeatureSet.load(features), Path(features), uri):
+        checked.append("the features' stamp")
     heads = read_heads(folder / HEADS)
     if heads is not None:
         join_heads(encoder, heads)
     Genius(model.config, encoder)  # refuses another width
-    checked.insert(0, f"width {encoder.width}")
     _store(encoder, folder)
     return checked
 
