@@ -330,6 +330,8 @@ def test_segments_in_any_order_are_the_vectors_of_one_array(tmp_path) -> None:
     assert np.array_equal(np.concatenate([block for _, block in segments.blocks(16)]), stored.half().float())
     grown = segments.extended(stored[:4].numpy().astype(np.float16))
     assert len(grown) == 94 and np.array_equal(grown.take(np.array([91])), stored[1:2].half().float())
+    with pytest.raises(IndexError):
+        StoredVectors.of(lying).take(np.array([90]))
     engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), segments)
     assert np.allclose(engine.search(z, k=5).scores, engine_of(codes, stored.half()).search(z, k=5).scores)
 

@@ -160,12 +160,17 @@ class StoredVectors:
 
     def _compare(self, query: Floats, places: Ints, out: Floats) -> None:
         """Inner products of a query with the vectors at positions (n,) in the concatenated segments; `out` (n,): where to."""
-        if self._precision != np.float16 or self.width > COMPARED:
+        shape = (len(places), self.width)
+        numbers = shape[0] * shape[1]
+        if numbers > COMPARED:  # one vector
             np.dot(HOST.float32(self._at(places)), query, out=out)
             return
-        numbers = len(places) * self.width
-        halves = self._at(places, _scratch.halves[:numbers].reshape(len(places), -1))
-        shrunken = shrunken_halves(halves, _scratch.floats[:numbers].reshape(halves.shape))
+        floats = _scratch.floats[:numbers].reshape(shape)
+        if self._precision == np.float32:
+            np.dot(self._at(places, floats), query, out=out)
+            return
+        halves = self._at(places, _scratch.halves[:numbers].reshape(shape))
+        shrunken = shrunken_halves(halves, floats)
         np.dot(shrunken, query * ROOT_OF_SHRINKAGE, out=out)  # half of the way before, half after: nothing over- or underflows
         out *= ROOT_OF_SHRINKAGE
 
@@ -176,11 +181,18 @@ class StoredVectors:
         return self._at(rows)
 
     def _at(self, places: Ints, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """(n,) positions in the concatenated segments -> (n, D) in the precision in which they lie; `out`: where to."""
+        """(n,) positions in the concatenated segments -> (n, D) in the precision in which they lie.
+
+        Args:
+            places: In any order.
+            out: Where to; None: a new array.
+        """
+        if len(self.parts) == 1 and out is None:
+            return self.parts[0][places]
+        if len(self.parts) == 1:
+            return self.parts[0].take(places, axis=0, out=out, mode="clip")  # other modes fill a copy of `out` first
         if out is None:
             out = np.empty((len(places), self.width), self._precision)
-        if len(self.parts) == 1:
-            return self.parts[0].take(places, axis=0, out=out, mode="clip")
         segment = np.searchsorted(self._starts, places, "right") - 1
         for number in np.unique(segment).tolist():
             own = np.flatnonzero(segment == number)
