@@ -96,7 +96,6 @@ GIVEN = frozenset(
     _words("given provided following reference shown displayed attached above below uploaded submitted query input described")
 )
 OF_THE_QUERY = frozenset(_words("about of at in on to from like describe explain answer read"))  # before *the image*
-AFTER_NOUN = frozenset(_words("below above shown here given provided attached displayed"))
 INDEFINITE = frozenset(_words("a an another some any which what its their one more other all every each no same"))
 JOINS = frozenset(
     _words("and with plus including containing alongside beside accompanied combined has having together along next")
@@ -105,11 +104,8 @@ PHRASES = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (r"\b(?:go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b", "matches"),
-        (r"\bas well as\b", "and"),
         # what the query is: *I've got the photo, show me ...*
         (r"\b(i|we)(?: have|'ve)?(?: only| just| already)? (?:have|got|took|made|saw|know) (?:an?|the|its)\b", r"\1 have this"),
-        # what it becomes: *turn the image into a poem*
-        (r"\b(?:turn|convert|transform|translate) (?:an?|the|this|these|my) (\w+) (?:in)?to\b", r"find for this \1"),
         # a clause in place of a noun: *with whatever is written on it*, *and what it is called*, *what it looks like*
         (
             r"\b(and|plus|with|including|alongside) what(?:ever)?(?: \w+){1,2} (?:written|said|says?|called|named)\b",
@@ -118,7 +114,6 @@ PHRASES = tuple(
         (r"(?<!\btell me )(?<!\bdescribe )(?<!\bexplain )\bwhat (?:it|that|this|they|these) looks? like\b", "a picture"),
         # *name* as a noun
         (r"\b(an?|the|its|their|this|proper|official|full|right|correct|brand|product|item) name(s?)\b", r"\1 title\2"),
-        (r"\bname(s?) of\b", r"title\1 of"),
     )
 )
 TELLS = frozenset(  # what is asked of an image: *what has been written about this photo?*
@@ -135,7 +130,6 @@ COMPARES = frozenset(_words("match matches pair pairs compare fit align combine"
 RESEMBLES = frozenset(_words("more similar alike another other others resembling resembles like same"))
 EXCLUDES = frozenset(_words("not no without never"))
 LOOSE_ENTRIES = frozenset(_words("item result combination duo pair"))  # they may be of one modality
-OF_THIS = frozenset((link, word) for link in ("of", "on", "about", "for") for word in ("this", "it", "that", "these"))
 PARTS = frozenset(_words("pair combination duo"))
 CONTENT_WORDS = _words(  # examples, for the words that an encoder classifies
     "shoe shirt bag bicycle car house dog cat tree chair table watch cup boat hat dress lamp bird red blue "
@@ -261,49 +255,33 @@ def _nouns(words: Sequence[str], classes: Sequence[WordClass | None], query: Mod
     for place, found in enumerate(classes):
         if found not in MODALITY_OF:
             continue
-        following = _following(classes, place)
+        following = next(iter(classes[place + 1 : place + 2]), None)
         paired = any(form in PARTS for word in words[place + 1 : place + 3] for form in _forms(word))
         if following in MODALITY_OF and not paired:  # *image caption*, *visual description*: the second noun counts
-            continue
-        if words[place] == "visual" and following is WordClass.CONTENT:  # *the visual entity*
             continue
         modality = MODALITY_OF[found]
         reference = 0
         if query in (modality, PAIR):
-            reference = _reference(words, classes, place)
+            reference = _reference(words, place)
         out.append(_Noun(place, modality, reference))
     return out
 
 
-def _following(classes: Sequence[WordClass | None], place: int) -> WordClass | None:
-    if place + 1 < len(classes):
-        return classes[place + 1]
-    return None
-
-
-def _reference(words: Sequence[str], classes: Sequence[WordClass | None], place: int) -> int:
+def _reference(words: Sequence[str], place: int) -> int:
     """How surely a noun refers to the query, by the words around it."""
-    if place + 1 < len(words) and words[place + 1] in AFTER_NOUN:
-        return SURE
     definite = 0
     for before in range(place - 1, max(place - 6, -1), -1):
         word = words[before]
         if word in DEMONSTRATIVES or word in GIVEN:
             return SURE
-        if word == "that" and before == place - 1:
-            return SURE
         if word == "the":
             definite = 1
-            if before and (
-                words[before - 1] in GIVEN or words[before - 1] in OF_THE_QUERY
-            ):  # *given the image*, *about the image*
+            if before and words[before - 1] in GIVEN | OF_THE_QUERY:  # *given the image*, *about the image*
                 return SURE
             if place + 1 < len(words) and words[place + 1] in SAYS:  # *as the text says*
                 return SURE
             break
         if word in INDEFINITE or word in FUNCTION_WORDS or not word.isalpha():
-            break
-        if classes[before] in (WordClass.ASK, WordClass.IMAGE, WordClass.TEXT) and word not in ("matching", "fitting"):
             break
     return definite
 
@@ -322,7 +300,7 @@ def _target(
             return PAIR
         if noun.reference < SURE and _is_a_part(words, noun.place):
             return PAIR
-    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)) or _wants_entry(words, classes, nouns, query):
+    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)) or _wants_entry(words, classes, nouns):
         return PAIR
     if not nouns:
         return _by_verbs(words, classes, query)
@@ -346,25 +324,19 @@ def _target(
     return first.modality
 
 
-def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality) -> bool:
+def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun]) -> bool:
     """Whether something with parts is wanted: *entries with a picture*, *the page that this photo is from*.
 
-    It is the first noun that may be wanted; and parts are named, shown and described, or the query is an image, which is one.
+    It is the first noun that may be wanted; and parts are named, or shown and described.
     """
     wanted = [noun.place for noun in nouns if noun.reference < SURE]
     place = next((at for at, found in enumerate(classes) if found is WordClass.ENTRY), None)
-    if place is None or query == PAIR or any(other < place for other in wanted):
+    if place is None or any(other < place for other in wanted):
         return False
-    if any(word in DEMONSTRATIVES for word in words[max(place - 2, 0) : place]):  # *this item*
-        return False
-    forms = _forms(words[place])
-    loose = any(form in LOOSE_ENTRIES for form in forms)
-    if not TELLS.isdisjoint(words[:place]):  # *describe the item*
-        return False
-    both = not SEES.isdisjoint(words[place:]) and not TELLS.isdisjoint(words[place:])
-    if loose:
+    if not LOOSE_ENTRIES.isdisjoint(_forms(words[place])):
         return any(_joined(words, place, other) for other in wanted)
-    return bool(nouns) or both
+    shown_and_described = not SEES.isdisjoint(words[place:]) and not TELLS.isdisjoint(words[place:])
+    return bool(nouns) or shown_and_described
 
 
 def _is_a_part(words: Sequence[str], place: int) -> bool:
@@ -408,16 +380,7 @@ def _joined(words: Sequence[str], one: int, other: int) -> bool:
     between = words[one + 1 : other]
     if not between:
         return True
-    place = 0
-    if between[0] == ",":
-        place = 1
-    if place < len(between) and between[place] in ("that", "which"):
-        place += 1
-    if tuple(between[place : place + 2]) in OF_THIS:  # *a picture of this and a text*
-        place += 2
-    if not any(word in JOINS for word in between[place : place + 2]):  # *and*, *comes with*
-        return False
-    return not any(word in (".", "?", "!", ";") for word in between)
+    return any(word in JOINS for word in between[:2])  # *and*, *comes with*
 
 
 def _content(text: str, classes: Sequence[WordClass | None], words: Sequence[str]) -> str:
