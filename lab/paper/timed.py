@@ -76,7 +76,7 @@ class TimedGenerator(GeneratorStage):
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 10, all levels in one product: on a GPU hundreds of small kernels would cost more than the work."""
         decoder = self.generator
-        if decoder.config.normalizer != "vocabulary" or self.recipe.reduction != "mean":
+        if decoder.config.normalizer != "vocabulary":
             return super().forward(batch)
         states = decoder.states(batch.z, batch.codes) * decoder.config.d_model**-0.5  # (B, M, d_model)
         targets = batch.codes.clone()
