@@ -256,4 +256,4 @@ def add_blocks(index: Any, items: Floats) -> None:
     """Halves of a memory-mapped file never lie in memory as float32 all at once."""
     step = BLOCK if items.dtype == np.float16 else len(items)
     for at in range(0, len(items), step):
-        index.add(np.asarray(items[at : at + BLOCK], np.float32))
+        index.add(np.asarray(items[at : at + step], np.float32))
