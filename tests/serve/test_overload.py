@@ -102,9 +102,10 @@ def test_slow_is_504_queued_too_long_is_503_and_readyz_notices() -> None:
     index = SlowIndex()
 
     async def calls(client: httpx.AsyncClient) -> list[Any]:
-        while not index.entered.is_set():  # a busy machine may give it up before it runs
+        entered = asyncio.create_task(until(index.entered.is_set))
+        while not index.entered.is_set():  # a busy machine may give a search up before it runs
             first = asyncio.create_task(client.post("/v1/search", json={"text": "a"}))
-            await until(lambda: index.entered.is_set() or first.done())
+            await asyncio.wait({first, entered}, return_when=asyncio.FIRST_COMPLETED)
         second = await client.post("/v1/search", json={"text": "b"})
         await until(lambda: client._transport.app.state.service.ready() is not None)  # type: ignore[attr-defined]
         ready = await client.get("/readyz")
