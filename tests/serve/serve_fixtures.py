@@ -110,6 +110,7 @@ class SlowIndex:
         return Hit(item_id, score, (1, 2), Item(item_id, text="t"), Modality.TEXT)
 
     def upsert(self, items: Iterable[Item]) -> Any:
+        self.entered.set()
         assert self.go.wait(60)
         if self.fails:
             raise GeniusError("no room for that")
