@@ -58,9 +58,9 @@ def test_it_ranks_by_codes_and_stores_no_vectors(codes_only: Index, model: Geniu
 
 def test_the_map_shows_what_codes_stand_for(codes_only: Index) -> None:
     planes = Planes(codes_only)
-    plane, alive = planes.now()
+    plane = planes.now()
     assert plane is not None
-    assert len(plane.placed(alive)) == 60 and len({(at.x, at.y) for at in plane.placed(alive)}) > 1
+    assert len(plane.placed()) == 60 and len({(at.x, at.y) for at in plane.placed()}) > 1
     assert [at.id for at in planes.locate(plane, ["t3"])] == ["t3"]
 
 

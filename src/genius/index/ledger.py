@@ -15,7 +15,6 @@ Knows nothing of LanceDB.
 from __future__ import annotations
 
 import json
-import mmap
 import re
 import secrets
 import stat
@@ -43,7 +42,7 @@ SUM = "_sum"
 
 ROW = ("id", "text", "modality", "_seq", "_metadata", "_image", "_image_bytes", "_thumbnail", "_source", "_stamp")
 VECTORS = ("_codes", "_embedding")
-MAPPED_FROM = 1 << 20  # bytes; smaller files are quicker read than mapped
+READ_AT_ONCE = 1 << 20  # bytes of a file whose checksum is computed
 LEDGER_FORMAT = 1
 MISSING = "is missing"
 MAX_LEDGER = 256 << 20  # bytes; a change takes some hundred, and a clean-up begins anew
@@ -57,13 +56,13 @@ def file_sum(path: Path) -> str:
     Args:
         path: Of the file.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        if size < MAPPED_FROM:
-            return f"{size}:{xxhash.xxh3_128_hexdigest(file.read())}"
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as body:
-            return f"{size}:{xxhash.xxh3_128_hexdigest(body)}"
+    digest = xxhash.xxh3_128()
+    size = 0
+    with path.open("rb", buffering=0) as file:
+        while body := file.read(READ_AT_ONCE):
+            digest.update(body)
+            size += len(body)
+    return f"{size}:{digest.hexdigest()}"
 
 
 def size_in(file_sum: str) -> int:

@@ -45,15 +45,15 @@ class Plane:
     """A sample of one version of an index, and where it lies."""
 
     version: int
+    count: int  # items of that version
     rows: Sequence[Row]
     vectors: torch.Tensor  # (n, D) unit, centred by modality
     centres: torch.Tensor  # (3, D) means of the modalities
     places: torch.Tensor  # (n, 2)
 
-    def placed(self, alive: np.ndarray) -> list[Placed]:
-        """The sample, without what is gone since."""
-        still_stored = np.isin([row["_seq"] for row in self.rows], alive)
-        return [_placed(row, at) for row, at, kept in zip(self.rows, self.places.tolist(), still_stored, strict=True) if kept]
+    def placed(self) -> list[Placed]:
+        """The sample."""
+        return [_placed(row, at) for row, at in zip(self.rows, self.places.tolist(), strict=True)]
 
     def located(self, rows: Sequence[Row], vectors: torch.Tensor) -> list[Placed]:
         """Any items: in their own place, or amid those of the sample that are nearest to them."""
@@ -73,15 +73,18 @@ class Planes:
         self._lock = threading.Lock()
         self._plane: Plane | None = None
 
-    def now(self) -> tuple[Plane | None, np.ndarray]:
-        """The plane, or None of an empty index; and all that is alive."""
-        version, alive, _ = _live(self._index)
+    def now(self) -> Plane | None:
+        """The plane; None of an empty index."""
+        with self._index.lock:
+            live = self._index.current()
+            alive = live.seqs[~live.dead]
+            reader = live.reader
         if not len(alive):
-            return None, alive
+            return None
         with self._lock:
-            if self._plane is None or self._plane.version != version:
-                self._plane = _sampled(self._index, self._most)
-            return self._plane, alive
+            if self._plane is None or self._plane.version != reader.version:
+                self._plane = _sampled(self._index, reader, alive, self._most)
+            return self._plane
 
     def locate(self, plane: Plane, ids: Sequence[str]) -> list[Placed]:
         """Items by id, wherever they belong on the plane; unknown ids are left out.
@@ -96,15 +99,8 @@ class Planes:
         return plane.located(rows, _vectors(self._index, rows))
 
 
-def _live(index: Index) -> tuple[int, np.ndarray, Reader]:
-    with index.lock:
-        live = index.current()
-        return live.reader.version, live.seqs[~live.dead], live.reader
-
-
-def _sampled(index: Index, most: int) -> Plane:
+def _sampled(index: Index, reader: Reader, alive: np.ndarray, most: int) -> Plane:
     """Evenly from all that are there, at the two directions in which they differ most."""
-    version, alive, reader = _live(index)
     picked = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).astype(np.int64))]
     rows = list(reader.rows(picked, _columns(index)).values())
     vectors = _vectors(index, rows)
@@ -116,7 +112,7 @@ def _sampled(index: Index, most: int) -> Plane:
     centres = torch.stack(means)
     centred = _centred(vectors, modalities, centres)
     slim = [{name: value for name, value in row.items() if name != "_embedding"} for row in rows]
-    return Plane(version, slim, centred, centres, principal(centred))
+    return Plane(reader.version, len(alive), slim, centred, centres, principal(centred))
 
 
 def _placed(row: Row, at: Sequence[float]) -> Placed:

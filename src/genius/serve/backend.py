@@ -219,8 +219,7 @@ class Backend:
 
     def explain(self, job: Job) -> dict[str, Any]:
         """How the results of a query come about; examples with an image have thumbnails here."""
-        explanation = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MAX_EXPLAINED)))
-        body = explanation.to_dict()
+        body = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MAX_EXPLAINED)))
         body["thumbnails"] = {name: self._url("thumbnails", name) for name in body.pop("pictures")}
         for result in body["answers"]:
             result.pop("image")  # a path of the server
@@ -351,14 +350,14 @@ class Backend:
 
     def map(self, ids: Sequence[str] = ()) -> MapResponse:
         """A sample of items on a plane, and where these lie on it."""
-        plane, alive = self.planes.now()
+        plane = self.planes.now()
         if plane is None:
             return MapResponse(count=0, items=[], found=[])
         found = []
         if ids:
             found = [self._placed(at) for at in self.planes.locate(plane, ids)]
-        items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), items=items, found=found)
+        items = [self._placed(at) for at in plane.placed()]
+        return MapResponse(count=plane.count, items=items, found=found)
 
     def info(self) -> dict[str, Any]:
         """What the index holds: fields of `InfoResponse`."""
