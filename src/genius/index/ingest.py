@@ -214,7 +214,10 @@ def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestRepor
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield SourceFile(root, file_id(real_path(root), top), root.parent.resolve(), _caption_of(root, config))
+            files = [root]
+            if config.captions and file_type(root) == "image":  # the same item as if its folder had been named
+                files += [text for text in (root.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)) if text.is_file()]
+            yield from _pair_up(root.parent.resolve(), files, config.captions, report.ignored, top)
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
@@ -233,14 +236,6 @@ def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
     report.problems.append(f"{path.relative_to(root)}: a link that leads out of {root}; {follow}")
     report.doubtful.add(str(real_path(path)))
     return True
-
-
-def _caption_of(path: Path, config: IngestConfig) -> Path | None:
-    """The text next to an image that was named alone: the same item as if its folder had been named."""
-    if not config.captions or file_type(path) != "image":
-        return None
-    caption_paths = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
-    return next((text for text in sorted(caption_paths) if text.is_file()), None)
 
 
 def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], top: Path) -> Iterator[SourceFile]:

@@ -149,9 +149,9 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
     with state.write_lock.hold():
         with state.change():
             with state.lock:
-                live = state.sure([item.id for item in ready.items], model)
+                live = state.sure(ready.ids, model)
                 columns = live.reader.columns
-                there = live.find([item.id for item in ready.items])
+                there = live.find(ready.ids)
             if not replace and there:  # another writer was quicker
                 report.existing += len(there)
                 ready = ready.without(there)
@@ -164,21 +164,21 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
                     raise GeniusError(next(iter(conflicts.values())))
                 report.problems += conflicts.values()
                 ready = ready.without(conflicts)
-            if not ready.items:
+            if not ready.rows:
                 return
-            gone = [there[item.id] for item in ready.items if item.id in there]
+            gone = [there[item_id] for item_id in ready.ids if item_id in there]
             first = state.store.next_seq()
             if fresh:
                 state.store.add_columns(fresh)
             table = state.store.table(ready.columns(first, {**columns, **fresh}))
-            seqs = np.arange(first, first + len(ready.items))
-            committed = CommittedRows(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
+            seqs = np.arange(first, first + len(ready.rows))
+            committed = CommittedRows(seqs, ready.ids, ready.codes, ready.embeddings)
             if gone:
                 state.store.replace(table)
             else:
                 state.store.append(table)
         follow(state, gone, committed)
-        report.added += len(ready.items) - len(gone)
+        report.added += len(ready.rows) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
         if state.commits % COMPACT_EVERY == 0:
@@ -186,7 +186,7 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
 
 
 def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta.FieldType], dict[str, str]]:
-    return meta.new_columns(columns, ((item.id, row) for item, row in zip(ready.items, ready.metadata, strict=True)))
+    return meta.new_columns(columns, ((row.item.id, row.metadata) for row in ready.rows))
 
 
 def _without_unused(
