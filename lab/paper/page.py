@@ -272,7 +272,7 @@ def entries() -> list[Entry]:
         Entry("table-3", "COCO and Flickr30K against GRACE and IRGen", DOWNLOAD, "-", "", "baselines: see supplement-7"),
         Entry(
             "table-4",
-            "ablation of the parts (`lab.paper.fair`)",
+            "ablation of the parts",
             PARTLY,
             "fashion, 3 seeds",
             ablations(),
@@ -281,7 +281,7 @@ def entries() -> list[Entry]:
         ),
         Entry(
             "table-5",
-            "codebook size x levels (`lab.paper.fair`)",
+            "codebook size x levels",
             PARTLY,
             "fashion, 1 - 3 seeds",
             codebooks(),

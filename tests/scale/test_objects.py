@@ -139,6 +139,25 @@ def test_two_who_publish_forks_at_once_do_not_both_succeed(bucket: str, tmp_path
             assert [f"{number}-{name}" in copy for name in (0, 1)] == done and not check(copy.path).problems
 
 
+def test_a_claim_that_vanishes_while_it_is_read_is_a_claim(
+    bucket: str, tmp_path: Path, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{bucket}/vanishing.genius"
+    index = Index(tmp_path / "i.genius", model_folder)
+    index.add([Item("a", text="a")])
+    put(url, f"{CLAIMS}/other", b"host", tmp_path)
+    whole = Place.read
+
+    def torn(place: Place, name: str) -> bytes | None:
+        if name.startswith(CLAIMS):
+            raise GeniusError("cannot read: failed to flush response stream")
+        return whole(place, name)
+
+    monkeypatch.setattr(Place, "read", torn)
+    with pytest.raises(GeniusError, match="somebody is publishing there"):
+        publish(index.path, url)
+
+
 def test_a_claim_keeps_others_out_until_it_is_forgotten(bucket: str, tmp_path: Path, model_folder: str) -> None:
     url = f"{bucket}/claimed.genius"
     index = Index(tmp_path / "i.genius", model_folder)

@@ -320,6 +320,20 @@ def test_queries_of_the_bank_that_lie_far_from_items_get_a_larger_effort(monkeyp
     assert efforts[1] > efforts[0]
 
 
+def test_the_effort_is_chosen_by_queries_that_codes_do_not_follow(world: World) -> None:
+    """Half of the queries of each modality at most; those of a modality that is rare choose nothing."""
+    modality = np.where(np.arange(4000) < 1000, 0, 1)
+    modality[:10] = 2
+    bank = QueryBank(world.bank.z, modality, np.where(np.arange(4000) < 1500, 1, 0))
+    followed, judges = scan._queries_of(bank, 1, WIDTH)
+    assert [len(own) for own in judges] == [scan.CALIBRATION_QUERIES, scan.CALIBRATION_QUERIES]
+    assert len(followed) == 1500 - 2 * scan.CALIBRATION_QUERIES
+    together = np.concatenate([followed, *judges])
+    assert np.array_equal(np.unique(together, axis=0), np.unique(bank.z[:1500], axis=0))
+    again, _ = scan._queries_of(bank, 1, WIDTH)
+    assert np.array_equal(again, followed)  # additions are coded by the same queries
+
+
 def test_wide_vectors_have_more_codes() -> None:
     from genius.search.cells import Cells
     from genius.search.vectors import StoredVectors

@@ -224,7 +224,7 @@ def _claim(place: Place, alone: bool) -> Iterator[None]:
         place.send(f"{platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n".encode(), mine)
         for other in [name for name in place.files() if _is_claim(name) and name != mine]:
             if not alone:
-                who = (place.read(other) or b"somebody").decode(errors="replace").strip()
+                who = _claimant(place, other)
                 raise GeniusError(f"{place.url}: {who} is publishing there; if it was killed, use genius publish --alone")
             place.remove(other)
         yield
@@ -239,6 +239,15 @@ def _claim(place: Place, alone: bool) -> Iterator[None]:
             raise GeniusError(
                 f"{stays}; the new version is made all the same, but the note that we publish stays: publish with --alone"
             ) from None
+
+
+def _claimant(place: Place, claim: str) -> str:
+    """Who wrote a claim; "somebody" where it was removed after it was listed, at whatever moment of the reading."""
+    try:
+        body = place.read(claim)
+    except GeniusError:
+        body = None
+    return (body or b"somebody").decode(errors="replace").strip()
 
 
 def _is_claim(name: str) -> bool:

@@ -5,8 +5,6 @@
   quantization error counts where queries look. Queries see A^-T q, so inner products stay what they were.
 - Where queries are known, codes are chosen once more: the error of an item counts `DIRECTION_WEIGHT` times along the mean of the
   queries that are nearest to it, which are the ones that may find it.
-- The means of cells are kept in bfloat16, which halves their memory and the time to read them. Codes describe what is left of the
-  mean as it is kept: nothing is lost.
 - A search ranks cells by q . mean(cell) and scans the codes in the best ones, best cell first. Faiss looks 32 codes up at a time
   in registers (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors
   costs less.
@@ -17,7 +15,6 @@ Knows vectors and rows; nothing of modalities, filters' meaning or files.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import faiss as _faiss
@@ -43,7 +40,6 @@ ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
 NEAREST_QUERIES = 16  # whose mean is the direction from which an item is asked for
 DIRECTION_WEIGHT = 4.0  # of the squared error in that direction, against 1 in all directions
-MULTIPLIED = 8  # queries from which one product with all means pays: it converts them to float32 first
 SWEEPS = 2  # times that every code of an item is chosen again, the others given
 SEED = 1
 BLOCK = 16_384  # vectors that are assigned to cells together
@@ -59,12 +55,12 @@ class Cells:
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], fitted: int) -> None:
-        self.nearest = _ranking(arrays["means"])
+        self.means: Floats = np.ascontiguousarray(arrays["means"], np.float32)
         self.item_transform: Floats = np.ascontiguousarray(arrays["item_transform"], np.float32)
         self.query_transform: Floats = np.ascontiguousarray(arrays["query_transform"], np.float32)
         self.codebooks: Floats = np.ascontiguousarray(arrays["codebooks"], np.float32)
         self.fitted = fitted
-        self.count, self.width = arrays["means"].shape
+        self.count, self.width = self.means.shape
         self.index = self._inverted_file(arrays["codes"], np.asarray(arrays["rows"], np.int64), arrays["sizes"])
         self._parameters: dict[int, Any] = {}  # of unfiltered searches, by cells probed
 
@@ -103,8 +99,7 @@ class Cells:
             cell[first : first + len(block)] = own
             _add_by_cell(sums, own, block)
         sizes = np.bincount(cell, minlength=count)
-        exact_means = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centroids)
-        means = _kept(_ranking(exact_means))
+        means = np.where(sizes[:, None] > 0, sums / np.maximum(sizes, 1)[:, None], centroids).astype(np.float32)
         root, inverse = _roots(_mixed(metric, sample), width)
         residuals = (sample - means[cell[chosen]])[generator.permutation(len(sample))[:CODE_SAMPLE]] @ root
         rotation, codebooks = _fit_codes(np.ascontiguousarray(residuals), width)
@@ -128,11 +123,6 @@ class Cells:
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
-
-    @property
-    def means(self) -> Floats:
-        """(cells, D), as they are kept."""
-        return _kept(self.nearest)
 
     def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
         """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
@@ -192,10 +182,9 @@ class Cells:
             rows: (n,) that are added.
             queries: (m, D), those that the cells were built with; None: none.
         """
-        means = self.means
         nearest = faiss.IndexFlatIP(self.width)
-        nearest.add(means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12))
-        encoder = ProductEncoder(means, self.item_transform, self.query_transform, self.codebooks, queries)
+        nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
+        encoder = ProductEncoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
@@ -237,7 +226,7 @@ class Cells:
             Scores by codes and rows, (Q, count) each, best first; rows are -1 where fewer are in the cells.
         """
         queries = np.ascontiguousarray(queries, np.float32)
-        cell_scores, cells = self._best_cells(queries, probes)
+        cell_scores, cells = HOST.top_k(queries @ self.means.T, probes)
         transformed = queries @ self.query_transform
         scores = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
@@ -254,17 +243,6 @@ class Cells:
             self._search_parameters(probes, allowed),
         )
         return scores, rows
-
-    def _best_cells(self, queries: Floats, probes: int) -> tuple[Floats, Ints]:
-        """Scores and numbers (Q, probes) of the best cells of each query, best first."""
-        if len(queries) >= MULTIPLIED:
-            return HOST.top_k(queries @ self.means.T, probes)
-        scores = np.empty((len(queries), probes), np.float32)
-        cells = np.empty((len(queries), probes), np.int64)
-        pointer = faiss.swig_ptr
-        with OneThread():
-            self.nearest.search_c(len(queries), pointer(queries), probes, pointer(scores), pointer(cells))
-        return scores, cells
 
     def _search_parameters(self, probes: int, allowed: RowSelector | None) -> Any:
         if allowed is not None:
@@ -292,22 +270,8 @@ class Cells:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
         sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
         packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
-        of_means = int(self.count * self.nearest.code_size)
-        others = (self.item_transform, self.query_transform, self.codebooks)
-        return packed + 8 * len(self) + of_means + sum(int(array.nbytes) for array in others)
-
-
-def _ranking(means: NDArray[Any]) -> Any:
-    """An index that ranks cells by their means (cells, D)."""
-    ranking = faiss.IndexScalarQuantizer(means.shape[1], faiss.ScalarQuantizer.QT_bf16, faiss.METRIC_INNER_PRODUCT)
-    ranking.add(np.ascontiguousarray(means, np.float32))
-    return ranking
-
-
-def _kept(ranking: Any) -> Floats:
-    """(cells, D) means as an index holds them."""
-    means: Floats = ranking.reconstruct_n(0, ranking.ntotal)
-    return means
+        others = (self.means, self.item_transform, self.query_transform, self.codebooks)
+        return packed + 8 * len(self) + sum(int(array.nbytes) for array in others)
 
 
 class ProductEncoder:
@@ -490,14 +454,3 @@ class RowSelector:
     def __init__(self, mask: NDArray[np.bool_]) -> None:
         self._bits = np.packbits(mask, bitorder="little")  # Faiss keeps a pointer to it
         self.selector = faiss.IDSelectorBitmap(self._bits)
-
-
-class OneThread:
-    """A context in which Faiss uses the calling thread alone: to wake others takes longer than what a few queries need."""
-
-    def __enter__(self) -> None:
-        self._before = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(1)  # of the calling thread, not of others
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        faiss.omp_set_num_threads(self._before)

@@ -46,8 +46,9 @@ class SearchParams:
 
     Args:
         beams: B, prefixes kept at every level of a beam search.
-        rerank: R, the effort of a scan: 2,000 compares about 640 vectors for ten hits, 4,000 twice as many in twice the cells; a
-            larger k needs more. A re-ranker of your own is given R candidates. 0: beam search, as in the paper.
+        rerank: R, the effort of a scan: 2,000 is the one that the index chose for its own items and queries (about 640 vectors
+            compared for ten hits, or more), 4,000 compares twice as many in twice the cells; a larger k needs more. A re-ranker
+            of your own is given R candidates. 0: beam search, as in the paper.
         reranker: Name of a registered re-ranker: "embeddings" (stored vectors), "codes" (reconstructions of IDs), "none"
             (the plan's own scores) or one of your own (`genius.search.rerank.register`).
         plan: "auto", "flat", "scan" or "beam".

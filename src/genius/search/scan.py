@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,11 +45,10 @@ ARRAYS = "scan.safetensors"
 # -- how it is built -----------------------------------------------------------------------------------------------
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
-CALIBRATION_QUERIES = 100  # items, and queries of the bank of each modality, that are searched for once the codes are there
-CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
-CALIBRATION_RECALL_OF_QUERIES = 0.97  # of the ten nearest items of queries: they lie farther from items than items do
-FEWEST_QUERIES = 30  # of a bank and one modality that say something about others
-CALIBRATION_EFFORTS = (1.0, 2.0, 4.0, 8.0)  # factors on the budgets below that are tried, in this order
+CALIBRATION_QUERIES = 200  # items, and queries of each modality that codes do not follow, that are searched for after the fit
+CALIBRATION_RECALL = 0.99  # of the ten nearest others of items, and of the ten nearest items of queries, among the candidates
+FEWEST_QUERIES = 30  # of one modality that say something about others
+CALIBRATION_EFFORTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
 TIE = 1e-5  # of similarities
 
@@ -106,18 +105,18 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
-def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Floats, modality: Ints) -> float | None:
+def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, judges: Sequence[Floats]) -> float | None:
     """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
     The budgets suit vectors whose neighbourhoods the cells follow. Where they do not (many small clusters, hardly any
-    structure), more cells are scanned and more vectors compared.
+    structure, queries far from all items), more cells are scanned and more vectors compared.
 
     Args:
         cells: Of `rows`.
         vectors: By row.
         rows: (n,) of one modality.
-        queries: (m, D) that want this modality; may be empty.
-        modality: (m,) what each consists of: texts lie farther from images than images do, and none may be left behind.
+        judges: (m, D) held-out queries of each modality: texts lie farther from images than images do, and none may be left
+            behind.
 
     Returns:
         The least of `CALIBRATION_EFFORTS` that is enough; the largest where it is enough for items and not for queries; None:
@@ -126,17 +125,13 @@ def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, queries: Float
     random = np.random.default_rng(CALIBRATION_SEED)
     chosen = random.choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
     of_items = _Calibration(vectors, rows, vectors.arrays.host(vectors.take(chosen)), chosen)
-    of_queries = []
-    for one in np.unique(modality):
-        some = random.permutation(np.flatnonzero(modality == one))[:CALIBRATION_QUERIES]
-        if len(some) >= FEWEST_QUERIES:
-            of_queries.append(_Calibration(vectors, rows, queries[some], np.full(len(some), -1)))
+    of_queries = [_Calibration(vectors, rows, own, np.full(len(own), -1)) for own in judges]
     enough = None
     for effort in CALIBRATION_EFFORTS:
         if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
             continue
         enough = effort
-        if all(own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES for own in of_queries):
+        if all(own.recall(cells, effort) >= CALIBRATION_RECALL for own in of_queries):
             return effort
     return enough
 
@@ -209,13 +204,11 @@ class ScanIndex:
                 few[modality] = rows
                 continue
             metric = None
-            of_query = np.empty(0, np.int64)
             if bank is not None:
                 metric = bank.metric(modality)
-                of_query = bank.modality[bank.target == modality]
-            queries = _queries_of(bank, modality, vectors.width)
-            own = Cells.build(vectors, rows, metric, queries)
-            effort = calibrated_effort(own, vectors, rows, queries, of_query)
+            followed, judges = _queries_of(bank, modality, vectors.width)
+            own = Cells.build(vectors, rows, metric, followed)
+            effort = calibrated_effort(own, vectors, rows, judges)
             if effort is None:
                 few[modality] = rows
                 continue
@@ -237,7 +230,8 @@ class ScanIndex:
         few = dict(self.few)
         for modality, rows in _rows_by_modality(collection, self.rows):
             if modality in cells:
-                cells[modality] = cells[modality].extended(vectors, rows, _queries_of(bank, modality, vectors.width))
+                followed, _ = _queries_of(bank, modality, vectors.width)
+                cells[modality] = cells[modality].extended(vectors, rows, followed)
                 if len(cells[modality]) > OUTGROWN * cells[modality].fitted:
                     return None
             else:
@@ -349,12 +343,24 @@ def _checked(arrays: dict[str, NDArray[Any]], total: int) -> dict[str, NDArray[A
     return arrays
 
 
-def _queries_of(bank: Queries | None, modality: int, width: int) -> Floats:
-    """(m, D) of a bank that want a modality; none without a bank."""
+def _queries_of(bank: Queries | None, modality: int, width: int) -> tuple[Floats, list[Floats]]:
+    """Queries of a bank that want a modality: (m, D) that codes follow, and held-out ones of each query modality.
+
+    Codes that follow a query find its neighbours better than those of others: the effort is chosen by queries that they do not
+    follow.
+    """
+    judges: list[Floats] = []
     if bank is None:
-        return np.empty((0, width), np.float32)
-    queries: Floats = bank.z[bank.target == modality]
-    return queries
+        return np.empty((0, width), np.float32), judges
+    random = np.random.default_rng(CALIBRATION_SEED)
+    followed = bank.target == modality
+    for one in np.unique(bank.modality[followed]):
+        own = random.permutation(np.flatnonzero(followed & (bank.modality == one)))
+        held_out = own[: min(CALIBRATION_QUERIES, len(own) // 2)]
+        if len(held_out) >= FEWEST_QUERIES:
+            judges.append(bank.z[held_out])
+            followed[held_out] = False
+    return bank.z[followed], judges
 
 
 def _sha256(path: Path) -> str:
