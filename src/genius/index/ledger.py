@@ -15,6 +15,7 @@ Knows nothing of LanceDB.
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import secrets
 import stat
@@ -42,7 +43,7 @@ SUM = "_sum"
 
 ROW = ("id", "text", "modality", "_seq", "_metadata", "_image", "_image_bytes", "_thumbnail", "_source", "_stamp")
 VECTORS = ("_codes", "_embedding")
-READ_AT_ONCE = 1 << 20  # bytes of a file whose checksum is computed
+MAPPED_FROM = 1 << 20  # bytes; smaller files are quicker read than mapped
 LEDGER_FORMAT = 1
 MISSING = "is missing"
 MAX_LEDGER = 256 << 20  # bytes; a change takes some hundred, and a clean-up begins anew
@@ -56,13 +57,13 @@ def file_sum(path: Path) -> str:
     Args:
         path: Of the file.
     """
-    digest = xxhash.xxh3_128()
-    size = 0
-    with path.open("rb", buffering=0) as file:
-        while body := file.read(READ_AT_ONCE):
-            digest.update(body)
-            size += len(body)
-    return f"{size}:{digest.hexdigest()}"
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        if size < MAPPED_FROM:
+            return f"{size}:{xxhash.xxh3_128_hexdigest(file.read())}"
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as body:
+            return f"{size}:{xxhash.xxh3_128_hexdigest(body)}"
 
 
 def size_in(file_sum: str) -> int:
