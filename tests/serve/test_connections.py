@@ -242,7 +242,7 @@ def test_many_connections_may_wait_although_few_are_accepted_at_once(listener: L
     listener.listen(1)  # as asyncio does
     with contextlib.ExitStack() as opened:
         for _ in range(200):
-            opened.enter_context(socket.create_connection(listener.getsockname(), timeout=5))  # refused ones wait for ever
+            opened.enter_context(socket.create_connection(listener.getsockname(), timeout=60))  # refused ones wait for ever
 
 
 def test_a_connection_that_is_being_served_is_kept_and_others_are_served_too(run: Any) -> None:
@@ -273,7 +273,6 @@ def test_slow_bodies_stop_nobody_and_end(run: Any) -> None:
     for n in range(5):
         assert server.search(f"q{n}").status_code == 200
     for one in (slow[0], slow[-1]):
-        one.settimeout(20)
         assert "body did not arrive within 1 s" in check_shape(answer(one), 408)
     assert server.rejected("slow_body") >= 2
 
@@ -284,7 +283,7 @@ def test_a_body_behind_a_request_that_is_being_answered_is_not_late(run: Any) ->
     body = b'{"text": "x", "k": 1}'
     length = b"Content-Length: %d\r\n" % len(body)
     one = server.connect(head + length + b"\r\n" + body + head + length + b"Connection: close\r\n\r\n" + body[:5])
-    assert server.index.entered.wait(20)
+    assert server.index.entered.wait(60)
     time.sleep(1.5)
     one.sendall(body[5:])
     server.index.go.set()
@@ -481,7 +480,7 @@ def test_one_client_cannot_keep_others_from_reading(run: Any) -> None:
         await asyncio.gather(*tasks)
         return order
 
-    order = asyncio.run(asyncio.wait_for(ask(), 30))
+    order = asyncio.run(asyncio.wait_for(ask(), 120))
     assert order.index("other") <= 12  # of 105
 
 

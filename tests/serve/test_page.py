@@ -223,6 +223,78 @@ def test_filter_and_its_fields(open_page: Callable[..., Any]) -> None:
     assert "within the filter" in page.inner_text("#status")
 
 
+class Held:
+    """Requests of a page that wait until they are let."""
+
+    def __init__(self, page: Any, path: str) -> None:
+        self.page, self.path = page, path
+        self.waiting: list[Any] = []
+        self.open = False
+        page.route(path, self._arrive)
+
+    def _arrive(self, request: Any) -> None:
+        if self.open:
+            request.continue_()
+        else:
+            self.waiting.append(request)
+
+    def arrived(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(self.waiting) < count:
+            assert time.monotonic() < deadline, f"{len(self.waiting)} of {count} requests for {self.path}"
+            self.page.wait_for_timeout(20)  # requests are handled while playwright waits for something
+
+    def let_go(self) -> None:
+        """The latest first: what was asked before comes after it. Requests that the page gave up are gone."""
+        self.open = True
+        for request in reversed(self.waiting):
+            request.continue_()
+
+
+def test_a_list_is_marked_with_the_address_it_was_drawn_for(open_page: Callable[..., Any]) -> None:
+    """An address changes before the event that says so: what is drawn in between belongs to the address before it."""
+    page = open_page("#q=blue+ring")
+    wanted = cards(page)
+    held = Held(page, "**/v1/codes/**")
+    page.evaluate("location.hash = '#target=any'")  # the first screen
+    held.arrived(1)
+    page.evaluate("history.pushState(null, '', '#q=blue+ring')")  # as `location.hash = …` does, without its event so far
+    held.let_go()
+    until(page, "document.querySelector('#results .start') !== null")
+    assert page.get_attribute("#results", "data-shown") == "#target=any"
+    page.evaluate("window.dispatchEvent(new HashChangeEvent('hashchange'))")
+    assert cards(page) == wanted and page.input_value("#text") == "blue ring"
+
+
+def test_a_late_answer_of_a_former_search_is_not_shown(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red+circle")
+    found = cards(page)
+    held = Held(page, "**/v1/search")
+    page.evaluate("location.hash = '#q=blue+ring'")
+    held.arrived(1)
+    page.evaluate("location.hash = '#q=red+circle'")  # back to what is on screen
+    with page.expect_response("**/v1/search") as late:  # of either, if the former was not given up
+        held.let_go()
+    late.value.finished()
+    assert cards(page) == found
+    assert search(page, "yellow bar") != found
+
+
+def test_words_typed_while_the_page_is_drawn_stay(open_page: Callable[..., Any]) -> None:
+    page = open_page("#q=red+circle&where=colour+%3D+%27red%27")
+    cards(page)
+    held = Held(page, "**/v1/search")
+    page.evaluate("location.hash = '#q=blue+ring&where=colour+%3D+%27blue%27'")
+    held.arrived(1)
+    page.fill("#text", "a green")
+    page.fill("#where", "colour = 'gr")
+    held.let_go()
+    settled(page)
+    page.evaluate("window.dispatchEvent(new HashChangeEvent('hashchange'))")  # drawn once more
+    settled(page)
+    assert (page.input_value("#text"), page.input_value("#where")) == ("a green", "colour = 'gr")
+
+
 def test_detail_more_like_this_and_like_this_but(open_page: Callable[..., Any]) -> None:
     page = open_page("#q=red+circle&target=any")
     cards(page)

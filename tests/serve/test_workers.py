@@ -19,7 +19,7 @@ from genius import Index, Item
 
 def search(url: str, text: str = "a red circle") -> httpx.Response:
     """On a connection of its own, so that either worker may take it."""
-    return httpx.post(f"{url}/v1/search", json={"text": text, "k": 3}, timeout=30, trust_env=False)
+    return httpx.post(f"{url}/v1/search", json={"text": text, "k": 3}, timeout=60, trust_env=False)
 
 
 @contextmanager
@@ -53,7 +53,8 @@ def test_two_workers_answer_see_each_others_writes_and_outlive_a_kill(start_serv
         index.add(Item(str(number), text=f"a {colour} circle") for number, colour in enumerate(("red", "blue", "green")))
     server = start_server("--workers", "2", index=tmp_path / "texts.genius", model="bundled:mini")
     parent = psutil.Process(server.process.pid)
-    until(lambda: len(workers_of(parent)) == 2)
+    started = lambda: sum(line["event"] == "start" for line in server.logged())  # noqa: E731
+    until(lambda: started() == 2)
     first = workers_of(parent)
     for pid in first:  # each answers once the other is asleep
         with asleep(pid):
@@ -63,15 +64,15 @@ def test_two_workers_answer_see_each_others_writes_and_outlive_a_kill(start_serv
     with asleep(other):  # so `one` answers, and writes
         assert search(server.url).status_code == 200
         body = {"items": [{"id": "zebra-1", "text": "a striped zebra"}]}
-        assert httpx.post(f"{server.url}/v1/items", json=body, timeout=30, trust_env=False).status_code == 200
+        assert httpx.post(f"{server.url}/v1/items", json=body, timeout=60, trust_env=False).status_code == 200
     with asleep(one):  # the other has not written it, and knows of it at once
-        shown = httpx.get(f"{server.url}/v1/items/zebra-1", timeout=30, trust_env=False)
+        shown = httpx.get(f"{server.url}/v1/items/zebra-1", timeout=60, trust_env=False)
         assert shown.status_code == 200 and shown.json()["text"] == "a striped zebra"
 
     os.kill(one, signal.SIGKILL)
     until(lambda: one not in workers_of(parent))
     assert all(search(server.url).status_code == 200 for _ in range(5))  # the other goes on meanwhile
-    until(lambda: len(workers_of(parent)) == 2)
+    until(lambda: started() == 3 and len(workers_of(parent)) == 2)
 
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
