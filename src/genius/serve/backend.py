@@ -23,7 +23,6 @@ from PIL import Image
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
-from genius.index.overview import Placed, Planes
 from genius.index.target import default_target
 from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, TooManyPixels, load_image, loaded, opened
 from genius.search import SearchRequest
@@ -36,10 +35,7 @@ from genius.serve.schemas import (
     ItemOut,
     ListedItem,
     ListResponse,
-    MapResponse,
-    PlacedOut,
     SearchResult,
-    TargetName,
 )
 from genius.types import ImageInput, Item, Modality, Query
 
@@ -158,7 +154,6 @@ class Backend:
         self.index = index
         self.name = name
         self.base = base
-        self.planes = Planes(index)
         self._query_side = query_side
         # both read much, and are the same for one version of the index
         self._count_below = functools.lru_cache(MAX_COUNTS)(lambda version, prefix: index.below(prefix, limit=0).count)
@@ -349,17 +344,6 @@ class Backend:
             small = _encoded(picture, "JPEG", quality=85)
         return small, "image/jpeg"
 
-    def map(self, ids: Sequence[str] = ()) -> MapResponse:
-        """A sample of items on a plane, and where these lie on it."""
-        plane, alive = self.planes.now()
-        if plane is None:
-            return MapResponse(count=0, items=[], found=[])
-        found = []
-        if ids:
-            found = [self._placed(at) for at in self.planes.locate(plane, ids)]
-        items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), items=items, found=found)
-
     def info(self) -> dict[str, Any]:
         """What the index holds: fields of `InfoResponse`."""
         default = default_target(self.index.modalities())
@@ -377,8 +361,8 @@ class Backend:
 
     # -- codes -------------------------------------------------------------------------------------------------
 
-    def browse(self, prefix: tuple[int, ...], most: int = CHILDREN) -> CodesResponse:
-        """Items below a prefix of codes, and at most `most` next codes with examples, the fullest first."""
+    def browse(self, prefix: tuple[int, ...]) -> CodesResponse:
+        """Items below a prefix of codes, and the fullest next codes with examples."""
         each = EXAMPLES
         if not prefix:
             each = START_EXAMPLES
@@ -394,7 +378,7 @@ class Backend:
                 examples.setdefault(example.codes[len(prefix)], []).append(example)
         children = [
             ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
-            for code, count in list(view.children.items())[:most]
+            for code, count in list(view.children.items())[:CHILDREN]
         ]
         return CodesResponse(
             prefix=join(prefix),
@@ -443,18 +427,6 @@ class Backend:
             "image_url": self._url("images", item.id, has_image),
             "thumbnail_url": self._url("thumbnails", item.id, has_image),
         }
-
-    def _placed(self, placed: Placed) -> PlacedOut:
-        label: TargetName = placed.modality.label  # type: ignore[assignment]
-        return PlacedOut(
-            id=placed.id,
-            modality=label,
-            title=placed.title,
-            codes=list(placed.codes),
-            thumbnail_url=self._url("thumbnails", placed.id, placed.modality is not Modality.TEXT),
-            x=round(placed.x, 4),
-            y=round(placed.y, 4),
-        )
 
 
 def join(prefix: Sequence[int]) -> str:

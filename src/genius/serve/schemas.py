@@ -214,24 +214,6 @@ class ItemDetail(ItemOut):
     path: list[CodeStep]
 
 
-class PlacedOut(BaseModel):
-    """An item on the map; both coordinates are from 0 to 1."""
-
-    id: str
-    modality: TargetName
-    title: str
-    codes: list[int]
-    thumbnail_url: str | None = None
-    x: float
-    y: float
-
-
-class MapResponse(BaseModel):
-    count: int = Field(description="Items in the index.")
-    items: list[PlacedOut] = Field(description="A sample of the index.")
-    found: list[PlacedOut] = Field(description="The items of `at`.")
-
-
 class HitOut(ItemOut):
     """A result: an item and its score; higher is better."""
 
