@@ -64,8 +64,6 @@ class Job:
     request: SearchRequest
     backend: Backend
     exclude: str | None = None  # an id to leave out of its own "more like this"
-    order_by: str | None = None  # a metadata field to sort the hits by
-    descending: bool = False
     batched: bool = False  # one of many queries of a request
 
     @property
@@ -191,26 +189,10 @@ class Backend:
             codes = [int(code) for code in hit.codes]
             score = float(hit.score)
             hits.append(HitOut(**self._shown(hit.item), codes=codes, score=score, probability=hit.probability, ranks=hit.ranks))
-        if job.order_by is not None:
-            hits = self._ordered(hits, job.order_by, job.descending)
         why = results.why
         if results and not hits:
             why = f"nothing found: no result scores {lowest:g} or more; lower min_score, or leave it out"
         return SearchResult(hits=hits, answerable=results.answerable, doubtful=results.doubtful, why=why, fusion=results.fusion)
-
-    def _ordered(self, hits: list[HitOut], field: str, descending: bool) -> list[HitOut]:
-        """Hits by a metadata field; those without it last, by score."""
-        having = [hit for hit in hits if hit.metadata.get(field) is not None]
-        if not having:
-            self.check_field(field)
-        having.sort(key=lambda hit: hit.metadata[field], reverse=descending)
-        return having + [hit for hit in hits if hit.metadata.get(field) is None]
-
-    def check_field(self, field: str) -> None:
-        """An error that names the fields there are, if `field` is none of them."""
-        fields = self.index.columns()
-        if field not in fields:
-            raise GeniusError(f"order_by: no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
 
     def explain(self, job: Job) -> dict[str, Any]:
         """How the results of a query come about; examples with an image have thumbnails here."""

@@ -153,7 +153,7 @@ class Service:
         )
         backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, target.modality, negative, body.vector)
-        return Job(query, request, backend, body.like, body.order_by, body.descending)
+        return Job(query, request, backend, body.like)
 
     async def _content(
         self, backend: Backend, text: str | None, image: bytes | None, like: str | None, owner: str
