@@ -10,7 +10,6 @@ import { startView } from "./start.js";
 import { whyView } from "./why.js";
 import * as detail from "./detail.js";
 import { grid, mark, notice, summary, waiting } from "./results.js";
-import { setUpTheme } from "./theme.js";
 
 let about = null; // what /v1/info said
 let running = new AbortController(); // of the address being drawn: the next one aborts it, and what is aborted puts nothing on the page
@@ -216,7 +215,6 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-setUpTheme();
 setUpKeys();
 const cannotSearch = (problem) => {
   say("");
