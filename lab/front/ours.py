@@ -27,6 +27,8 @@ class Genius(Algorithm):
 
     settings = grid(
         rerank=(
+            20,
+            50,
             100,
             150,
             200,
