@@ -27,8 +27,11 @@ class Genius(Algorithm):
 
     settings = grid(
         rerank=(
-            20,
-            50,
+            15,
+            25,
+            40,
+            60,
+            80,
             100,
             150,
             200,
