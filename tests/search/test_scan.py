@@ -334,6 +334,23 @@ def test_the_effort_is_chosen_by_queries_that_codes_do_not_follow(world: World) 
     assert np.array_equal(again, followed)  # additions are coded by the same queries
 
 
+def test_the_item_bias_has_a_say_in_what_is_compared(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few comparisons, more of the best by similarity less bias are found than among the best by codes alone."""
+    monkeypatch.setattr(scan, "REFINED", 8)
+    strong = np.full((3, 3), 2, np.float32)
+    biased = replace(world.bank, bias_weights=strong, bias_temperatures=strong / 40)
+    trie = CodeTrie.build(world.codes, SIZES)
+    engine = SearchEngine(GENERATOR, QUANTIZER, trie, world.vectors, bank=world.bank, bias_bank=biased)
+    given = {"target": torch.arange(90) % 2, "modality": torch.ones(90).long()}
+    truth = engine.search(world.z, k=10, params=FLAT, **given).rows
+    shares = []
+    for times in (1, scan.BIASED):
+        monkeypatch.setattr(scan, "BIASED", times)
+        found = engine.search(world.z, k=10, params=SCAN, **given).rows
+        shares.append(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
+    assert shares[1] > shares[0] + 0.02
+
+
 def test_wide_vectors_have_more_codes() -> None:
     from genius.search.cells import Cells
     from genius.search.vectors import StoredVectors

@@ -120,6 +120,9 @@ class SlowIndex:
     def delete(self, ids: Iterable[str], *, missing: str = "raise") -> int:
         raise GeniusError("cannot delete items: the disk is full; nothing that was there is lost")
 
+    def below(self, prefix: Sequence[int], *, limit: int, per_child: int) -> Any:
+        raise GeniusError(f"there is no code {prefix[-1]}")
+
     def get(self, ids: Sequence[str], *, missing: str = "raise") -> list[Item]:
         raise GeniusError("cannot read the index: LanceError(IO): /secret/path/data.lance is gone")
 

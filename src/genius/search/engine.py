@@ -328,9 +328,10 @@ class SearchEngine:
             prior = batch.prior(found.rows, self.collection.modality)
             if prior is not None:
                 scores = scores + arrays.put(prior)
-        elif plan.name == "beam" and batch.item_bias is not None and batch.modality is not None:
-            bias = batch.item_bias.take(batch.modality, found.rows)
-            scores = scores - arrays.put(np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias)
+        elif plan.name == "beam":
+            bias = batch.bias(found.rows)
+            if bias is not None:
+                scores = scores - arrays.put(np.float32(BIAS_IN_LOG_P / len(self.collection.level_sizes)) * bias)
         total = scores.sum()
         if total != total and (arrays.host(scores != scores) & (found.rows >= 0)).any():  # NaN in a sum is rare
             raise GeniusError(f"the re-ranker {params.reranker!r} gave NaN for an item")

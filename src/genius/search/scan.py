@@ -46,7 +46,8 @@ ARRAYS = "scan.safetensors"
 FEWEST = 4_096  # items of a modality below which all are compared
 OUTGROWN = 2.0  # times the items it was fitted to, at which it is built anew
 CALIBRATION_QUERIES = 200  # items, and queries of each modality that codes do not follow, that are searched for after the fit
-CALIBRATION_RECALL = 0.99  # of the ten nearest others of items, and of the ten nearest items of queries, among the candidates
+CALIBRATION_RECALL = 0.99  # of the ten nearest others of items that must be among the candidates
+CALIBRATION_RECALL_OF_QUERIES = 0.995  # of the ten nearest items of queries: of their first hits as many are lost as of all
 FEWEST_QUERIES = 30  # of one modality that say something about others
 CALIBRATION_EFFORTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
@@ -59,6 +60,7 @@ START_MS = {"cpu": 0.15, "cuda": 0.01}  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
 PROBED = 180  # cells that are scanned for ten hits, at least
 REFINED = 200  # vectors compared for one hit, beyond itself; they grow with the root of k
+BIASED = 2  # times as many rows are found by codes where their item bias has a say in which vectors are compared
 EFFORT = 2_000  # `SearchParams.rerank` at which these budgets hold; they grow and shrink with it
 
 
@@ -131,7 +133,7 @@ def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, judges: Sequen
         if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
             continue
         enough = effort
-        if all(own.recall(cells, effort) >= CALIBRATION_RECALL for own in of_queries):
+        if all(own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES for own in of_queries):
             return effort
     return enough
 
@@ -474,7 +476,7 @@ class Scan:
         return len(batch) * start * max(1.0, params.rerank / EFFORT) * (1 + k / 100)
 
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
-        """The best rows by codes, more than k of them for a re-ranker to choose from."""
+        """The best rows by codes, less their item bias; more than k of them for a re-ranker to choose from."""
         index = self.prepare()
         effort = max(params.rerank, 1) / EFFORT
         count = refine_budget(k, effort * max(index.efforts.values(), default=1.0))
@@ -484,16 +486,11 @@ class Scan:
             count = max(count, params.rerank)
         search = _Search(self.collection, index, self._searched(index), k, count, effort)
         if batch.allowed is None or batch.allowed.ndim == 1:
-            found = search.run(batch, self._filter(batch.allowed))
-        else:
-            parts = []
-            for query in range(len(batch)):
-                parts.append(search.run(batch.select(np.array([query])), self._filter(batch.allowed[query])))
-            found = Candidates.cat(parts)
-        read = params.reranker == "none" or params.reranker not in BUILT_IN  # other re-rankers do not read the plan's scores
-        if read and batch.item_bias is not None and batch.modality is not None:
-            return replace(found, scores=found.scores - batch.item_bias.take(batch.modality, found.rows))
-        return found
+            return search.run(batch, self._filter(batch.allowed))
+        parts = []
+        for query in range(len(batch)):
+            parts.append(search.run(batch.select(np.array([query])), self._filter(batch.allowed[query])))
+        return Candidates.cat(parts)
 
     def _searched(self, index: ScanIndex) -> Mapping[int, SearchedCells]:
         """The cells of an index where they are searched: moved to a GPU when the first search needs them there."""
@@ -616,16 +613,25 @@ class _Search:
         return HOST.top_k(scores, self.k)[0][:, -1]
 
     def _of_modality(self, batch: QueryBatch, modality: int, allowed: _Filter | None) -> Candidates:
-        """Candidates of one modality."""
+        """Candidates of one modality: where items have a bias, the best of more rows by what it leaves of their scores."""
+        count = self.count
+        if batch.item_bias is not None:
+            count *= BIASED
         rows = self._few_rows(modality, allowed)
         if rows is not None:
-            return self._compared(batch, rows)
-        if modality in self.cells:
-            return self._scanned(batch, modality, allowed)
-        return Candidates.empty(len(batch))
+            found = self._compared(batch, rows, count)
+        elif modality in self.cells:
+            found = self._scanned(batch, modality, allowed, count)
+        else:
+            return Candidates.empty(len(batch))
+        bias = batch.bias(found.rows)
+        if bias is None:
+            return found
+        scores, best = HOST.top_k(found.scores - bias, self.count)
+        return Candidates(np.take_along_axis(found.rows, best, 1), scores, found.considered)
 
-    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None) -> Candidates:
-        """The best rows by codes."""
+    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None, count: int) -> Candidates:
+        """The best `count` rows by codes."""
         cells = self.cells[modality]
         items = len(cells)
         probes = probe_budget(self.k, cells.count, items, self.effort * self.index.efforts[modality])
@@ -637,7 +643,7 @@ class _Search:
             share = passing / max(items, 1)
             if share < 1:
                 probes = min(cells.count, int(probes / share) + 1)
-        count = min(self.count, passing)
+        count = min(count, passing)
         scores, rows = cells.search(batch.dense, count, probes, selector)
         considered = np.full(len(batch), items * probes // cells.count)
         if (rows[:, -1:] < 0).any():  # they are sorted: padding is last
@@ -658,9 +664,9 @@ class _Search:
             return passing
         return None
 
-    def _compared(self, batch: QueryBatch, rows: Ints) -> Candidates:
-        """The best of all `rows`, by their vectors."""
+    def _compared(self, batch: QueryBatch, rows: Ints, count: int) -> Candidates:
+        """The best `count` of all `rows`, by their vectors."""
         vectors = self.collection.vectors
         assert vectors is not None
-        scores, best = compare_all(vectors.take, vectors.arrays, rows, batch.dense, self.count)
+        scores, best = compare_all(vectors.take, vectors.arrays, rows, batch.dense, count)
         return Candidates(best, scores, np.full(len(batch), len(rows)))

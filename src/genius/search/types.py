@@ -72,12 +72,22 @@ class QueryBatch:
             of_item = item_modality.take(rows)
             of_query = np.where(self.target[:, None] >= 0, np.float32(0), self.modality_log_probs)  # (Q, 3)
             total = of_query[np.arange(len(self))[:, None], of_item]
-        if self.item_bias is None or self.modality is None:
+        bias = self.bias(rows)
+        if bias is None:
             return total
-        bias = self.item_bias.take(self.modality, rows)
         if total is None:
             return -bias
         return total - bias
+
+    def bias(self, rows: Ints) -> Floats | None:
+        """What is taken off the scores of candidates; None: nothing.
+
+        Args:
+            rows: (Q, C) of each query; what is returned for padding (-1) is without meaning.
+        """
+        if self.item_bias is None or self.modality is None:
+            return None
+        return self.item_bias.take(self.modality, rows)
 
     @property
     def has_prior(self) -> bool:
