@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.front.metric import IP, POINTS, TRAINED_ON, faiss, fp16_store
+from lab.front.metric import IP, POINTS, TRAINED_ON, add_blocks, faiss, fp16_store
 
 os.environ.setdefault("LANCE_LOG", "error")
 
@@ -115,8 +115,8 @@ class Faiss(Algorithm):
             ivf = faiss.extract_index_ivf(self.base)
             ivf.cp.max_points_per_centroid = POINTS
             sample = np.random.default_rng(0).permutation(len(train))[: max(TRAINED_ON, POINTS * ivf.nlist)]
-            self.base.train(np.ascontiguousarray(train[sample]))
-        self.base.add(train)
+            self.base.train(np.ascontiguousarray(train[np.sort(sample)], np.float32))
+        add_blocks(self.base, train)
         self._refined(train)
 
     def save(self, folder: Path) -> None:
@@ -473,6 +473,7 @@ def copy_files(source: Path, folder: Path) -> None:
 
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "Faiss flat": lambda: Faiss("Flat", grid()),
     "Faiss OPQ8 IVF-PQ8": lambda: Faiss("OPQ8_64,IVF{cells},PQ8", REFINED, True),
     "Faiss OPQ16 IVF-PQ16": lambda: Faiss("OPQ16_128,IVF{cells},PQ16", REFINED, True),
     "Faiss IVF-PQ32x4 fast-scan": lambda: Faiss("IVF{cells},PQ32x4fs", REFINED, True),

@@ -23,6 +23,7 @@ Floats = NDArray[Any]  # float32
 IP = faiss.METRIC_INNER_PRODUCT
 TRAINED_ON = 65_536  # residuals that rotations and codebooks are trained on, at most
 POINTS = 64  # items of a cell that k-means sees, at most
+BLOCK = 262_144  # items that are added together
 
 
 @dataclass
@@ -246,6 +247,13 @@ class MetricIVF:
 
 def fp16_store(items: Floats) -> Any:
     store = faiss.IndexScalarQuantizer(items.shape[1], faiss.ScalarQuantizer.QT_fp16, IP)
-    store.train(items[:1])
-    store.add(items)
+    store.train(np.asarray(items[:1], np.float32))
+    add_blocks(store, items)
     return store
+
+
+def add_blocks(index: Any, items: Floats) -> None:
+    """Halves of a memory-mapped file never lie in memory as float32 all at once."""
+    step = BLOCK if items.dtype == np.float16 else len(items)
+    for at in range(0, len(items), step):
+        index.add(np.asarray(items[at : at + step], np.float32))

@@ -27,6 +27,11 @@ class Genius(Algorithm):
 
     settings = grid(
         rerank=(
+            15,
+            25,
+            40,
+            60,
+            80,
             100,
             150,
             200,

@@ -238,6 +238,7 @@ def main() -> None:
     parser.add_argument("--targets", help="recalls that settings are chosen for, with commas between")
     parser.add_argument("--build-only", action="store_true", help="build and keep the indexes, and measure nothing")
     parser.add_argument("--build-threads", type=int, default=1)
+    parser.add_argument("--no-additions", action="store_true", help="where a second copy of the vectors has no room")
     args = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
@@ -282,9 +283,10 @@ def main() -> None:
             for part in (data, *others):
                 contender.measure(part, args.queries)
         write()
-    for contender in contenders:
-        add_some(contender, data)
-    write()
+    if not args.no_additions:
+        for contender in contenders:
+            add_some(contender, data)
+        write()
 
 
 if __name__ == "__main__":

@@ -174,6 +174,16 @@ def test_slow_settings_of_a_sweep_are_ruled_out_and_those_that_may_win_are_not()
     assert promising(points) == [points[0], points[1], points[2], points[4]]
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_every_item_is_added_in_blocks(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab.front import metric
+
+    monkeypatch.setattr(metric, "BLOCK", 64)
+    items = small(200).train.astype(kind)
+    store = metric.fp16_store(items)
+    assert store.ntotal == 200 and np.allclose(store.reconstruct(199), items[199], atol=1e-3)
+
+
 def test_half_precision_items_are_read_from_the_file(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     dataset = small(80)
