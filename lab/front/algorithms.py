@@ -11,12 +11,10 @@ libraries; nothing of timing or of data.
 from __future__ import annotations
 
 import os
-import queue
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -450,7 +448,7 @@ class Lance(Algorithm):
                 asked = asked.ef(int(self.setting["ef"])).refine_factor(2)
             else:
                 asked = asked.refine_factor(int(self.setting["compared"] / k))
-            found = answered(asked.select(["row", "_distance"]).limit(k).to_arrow)
+            found = asked.select(["row", "_distance"]).limit(k).to_arrow()
             rows = found.column("row").to_numpy()
             out.append(np.pad(rows, (0, k - len(rows)), constant_values=-1))
         return np.stack(out)
@@ -459,18 +457,6 @@ class Lance(Algorithm):
     def memory_bytes(self) -> int:
         """Files of the index, which LanceDB reads into memory."""
         return sum(file.stat().st_size for file in self.folder.glob("items.lance/_indices/**/*") if file.is_file())
-
-
-def answered(call: Callable[[], Any], patience: float = 5.0, tries: int = 5) -> Any:
-    """What a call returns. LanceDB 0.40 now and then never does: it is asked again, and waiting takes no processor time."""
-    for _ in range(tries):
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        Thread(target=lambda into=answer: into.put(call()), daemon=True).start()
-        try:
-            return answer.get(timeout=patience)
-        except queue.Empty:
-            continue
-    raise TimeoutError(f"no answer in {tries} tries")
 
 
 def ranks(items: int) -> Ints:

@@ -115,7 +115,8 @@ def measured(folder: Path, size: int, seed: int, per_task: int) -> dict[str, Any
             add_hits(hits["dense, target given"], bench, part, rows, dense.rows)
             for name, params in SEARCHES.items():
                 result = engine.search(z, k=K, params=params, modality=bench.test.modality[part])
-                plans.add(result.plan)
+                if params.plan == "auto":
+                    plans.add(result.plan)
                 add_hits(hits[name], bench, part, rows, result.rows)
     line: dict[str, Any] = {"items": size, "seed": seed, "collections": draws, "plan": sorted(plans), "hit@5": {}, "share": {}}
     reference = hits["dense, target given"]
