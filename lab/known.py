@@ -15,7 +15,7 @@ from pathlib import Path
 from genius.data.mbeir import INSTRUCTIONS, read_instructions
 from genius.demo import demo_items
 from genius.encoders.base import encode_items
-from genius.known_instructions import KnownInstructions
+from genius.instructions import KnownInstructions
 from genius.model.genius import Genius
 from genius.model.known_items import knows, save_knows
 from genius.types import TEMPLATES

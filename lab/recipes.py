@@ -88,7 +88,6 @@ Differences outside of the config:
 - Sums or means: the paper prints the norms of Eq. 7 and of L_mse, and Eq. 10, as sums; its public code takes means (of L_rq over
   levels and dimensions, 6,912 times smaller; of L_mse over dimensions of unit vectors, 768 times; of Eq. 10 over codes) with the
   same weights of 100. With sums these weights leave little of L_cl, and z nearly collapses, so all three take means.
-  `--set model.recipe=paper-sums` is the paper with its sums.
 - Eq. 9's "MLP" is one linear layer, as in the public code.
 - The up-sampled training file (1,332,790 lines for 1,150,203 queries) is `--split union_train`; the paper says 1.1 M.
 """

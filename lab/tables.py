@@ -19,8 +19,6 @@ SCREENS = {
     "start": "start",
     "search": "results",
     "why": "explanation",
-    "areas": "map, areas",
-    "plane": "map, two dimensions",
 }
 SEARCHES = {"default": "default (compares 2,500)", "genius-r": "GENIUS^R (about 50)", "genius": "GENIUS, log p alone"}
 TASKS = ("title->photo", "photo->photo")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,7 +37,7 @@ from genius.train.loop import LOOKS, Runtime, run_stage
 from genius.train.pairs import EmbeddedRows, FeatureRows, Points
 from lab.paper import identifiers
 from lab.paper.identifiers import CHUNK, Identifiers
-from lab.paper.timed import TimeUp, WatchedGenerator
+from lab.paper.watched import CurvesAreFlat, WatchedGenerator
 
 BASELINES: dict[str, str] = {
     "irgen": "IRGen-style: residual ids by reconstruction only, no modality code",
@@ -251,7 +250,6 @@ def train_baseline(
     test: FeatureSet,
     config: BaselineConfig,
     validation: FeatureSet,
-    ends: float = math.inf,
     until_flat: bool = False,
 ) -> Baseline:
     """A baseline with its curves.
@@ -263,14 +261,12 @@ def train_baseline(
         test: Its pool is memorised, too.
         config: How the generator is trained.
         validation: Unseen queries of the curve, with positives in the pool of `train` or `test`.
-        ends: Time (of `time.time`) at which the training ends at the latest.
         until_flat: Train until the curves are flat, at most `config.steps`.
     """
     world = _World.of(model, train, test)
     ids = assign(name, world, model, config.seed)
     stage = third_stage(ids, world, model, config)
     stage.watch(_samples(ids, world, train, test, validation))
-    stage.deadline = ends
     stage.until_flat = until_flat
     return Baseline(ids, world, stage, run_third(stage, config))
 
@@ -340,7 +336,7 @@ def run_third(stage: WatchedGenerator, config: BaselineConfig) -> list[dict[str,
         run = RunConfig(patience=looks, average=0.0, log_every=max(1, config.steps // LOOKS))
         device = stage.frozen.codes.device
         runtime = Runtime(device, Journal(folder, quiet=True), config.seed, run)
-        with suppress(TimeUp), stage.clock():
+        with suppress(CurvesAreFlat), stage.own_rate():
             run_stage(stage, stage.config, runtime, folder / "checkpoint")
         written = (folder / METRICS).read_text(encoding="utf-8") if (folder / METRICS).exists() else ""
         lines = [json.loads(line) for line in written.splitlines()]

@@ -5,7 +5,6 @@ Knows feature sets and stages; nothing of rows, tables or results.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from genius.train.holdout import sample_queries, split
 from genius.train.journal import METRICS, Journal
 from genius.train.loop import Runtime, Stage, run_stage, training_device
 from lab.accuracy import fashion, icons, without
-from lab.paper.timed import TimeUp
+from lab.paper.watched import CurvesAreFlat
 
 HELD_OUT = 0.06  # of the training queries, by group; a quarter of that is what stages are judged by
 HEADS_WIDTH = 256
@@ -70,12 +69,11 @@ def with_local_pools(test: FeatureSet) -> FeatureSet:
 
 
 def trained_once(path: Path, train: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Weights that several jobs share: who comes first trains them, the others wait."""
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            torch.save(dict(train()), part := path.with_suffix(".part"))
-            part.rename(path)
+    """Weights that several rows share."""
+    if not path.exists():
+        part = path.with_suffix(".part")
+        torch.save(dict(train()), part)
+        part.rename(path)
     return dict(torch.load(path, weights_only=True, map_location="cpu"))
 
 
@@ -87,7 +85,7 @@ def train_stage(stage: Stage, config: TrainConfig, run: RunConfig, seed: int) ->
         journal = Journal(Path(folder), quiet=True)
         try:
             run_stage(stage, part, Runtime(training_device(), journal, seed, run), Path(folder) / "checkpoint")
-        except TimeUp:
+        except CurvesAreFlat:
             stage.eval()
             with torch.no_grad():
                 stage.quick()

@@ -10,12 +10,12 @@ size       number of products x codes per level
 baselines  GRACE's and IRGen's identifiers under the same decoder
 tables     shared codebooks, 8192 x 17
 purity     stage 2 alone with a learned first code, three seeds
-little     for a CPU, with `--products 1000 --processes 0`: GRACE's and IRGen's identifiers, first codes, shared and more
+little     for a CPU, with `--products 1000`: GRACE's and IRGen's identifiers, first codes, shared and more
            codebooks, each trained until its curves are flat
 
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
-towers have two; they are trained once for each data set. Jobs run side by side on one GPU. The JSON is written after every row,
-and a second call with the same output and `--work` goes on. `--scale` divides all steps, for a trial on a CPU.
+towers have two; they are trained once for each data set. The JSON is written after every row, and a second call with the same
+output and `--work` goes on. `--scale` divides all steps, for a trial on a CPU.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ import hashlib
 import itertools
 import json
 import math
-import multiprocessing
-import queue
 import shlex
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +58,7 @@ from lab.accuracy import summaries, without
 from lab.paper.baselines import BaselineConfig, train_baseline
 from lab.paper.parts import HEADS_WIDTH, HELD_OUT, Parts, parts_of, train_stage, trained_heads, trained_once
 from lab.paper.survival import survival
-from lab.paper.timed import WatchedGenerator
+from lab.paper.watched import WatchedGenerator
 
 LARGE = (3,) + (4096,) * 8  # the paper's codes: modality + 8 x 4096
 BEAMS = (1, 5, 10, 30, 50)
@@ -120,7 +117,6 @@ LITTLE_PRODUCTS = 500
 UNTIL_FLAT = "little"  # the part whose rows are trained until their curves are flat, on a CPU
 SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 3000, "generator.batch": 512, "generator.lr": 4e-4}
 BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
-Tell = Callable[[dict[str, Any]], None]
 PRODUCTS = (24_000, 12_000, 6_000, 3_000)
 CODES = (64, 256, 1024, 4096)
 
@@ -265,17 +261,8 @@ class Settings:
     decoder: str = ""  # another size of the decoder, for a trial
     codes: int = 0  # at most so many per level, for a trial; 0: as the rows say
     fields: dict[str, Any] = field(default_factory=dict)  # of every config, for a trial
-    deadline: float = math.inf  # of `time.time`: stage 3 ends then, and what it has is measured
-    shortest: float = 20.0  # seconds before the deadline in which no row is begun
     queries: int = TEST_QUERIES
-    budget: float = math.inf  # seconds of stage 3, of rows that are not at the paper's own sizes
     products: int | None = None  # of fashion, the first so many; None: all
-
-    def ends(self, row: Row) -> float:
-        """When the training of a row's decoder ends at the latest."""
-        if row.part in ("published", "paper"):
-            return self.deadline
-        return min(self.deadline, time.time() + self.budget)
 
 
 def prepared(settings: Settings, row: Row, device: torch.device) -> Parts:
@@ -381,8 +368,8 @@ def second_stage(settings: Settings, row: Row, config: TrainConfig, parts: Parts
     return stage.to(device).eval()
 
 
-def run_row(settings: Settings, row: Row, tell: Tell = lambda _: None) -> dict[str, Any]:
-    """Train and measure one row; `tell` is called with what is known before the whole is."""
+def run_row(settings: Settings, row: Row) -> dict[str, Any]:
+    """Train and measure one row."""
     loop.CHECKPOINT_SECONDS = math.inf  # nothing here goes on in the middle of a stage
     start = time.monotonic()
     device = training_device()
@@ -393,21 +380,16 @@ def run_row(settings: Settings, row: Row, tell: Tell = lambda _: None) -> dict[s
         "test": {"queries": len(parts.test.queries), "pool": len(parts.test.pool)},
     }
 
-    def whole(found: dict[str, Any]) -> dict[str, Any]:
-        took = {name: round(value, 1) for name, value in seconds.items()}
-        return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
-
+    run = run_genius
     if row.baseline:
-        found = run_baseline(settings, row, parts, device, seconds)
-    else:
-        found = run_genius(settings, row, parts, device, seconds, lambda found: tell(whole(found)))
+        run = run_baseline
+    found = run(settings, row, parts, device, seconds)
     seconds["all"] = time.monotonic() - start
-    return whole(found)
+    took = {name: round(value, 1) for name, value in seconds.items()}
+    return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
 
 
-def run_genius(
-    settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float], tell: Tell
-) -> dict[str, Any]:
+def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
     config = _config(settings, row)
     begun = time.monotonic()
     second = second_stage(settings, row, config, parts, device)
@@ -418,29 +400,19 @@ def run_genius(
     assert held is not None
     third = WatchedGenerator(parts.train, frozen, held, second.quantizer, config.model, config.generator, row.seed)
     third.watch(samples_of(parts.train, frozen, held))
-    third.deadline = settings.ends(row)
     third.until_flat = row.part == UNTIL_FLAT
-    report = quantizer_report(second, parts.test)
-
-    def known() -> dict[str, Any]:
-        return {
-            "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
-            "base": row.base,
-            "quantizer": report,
-            "looks": third.looks,
-            "validation": [round(value, 4) for value in third.values],
-            "curve": third.curve,
-            "flat at": third.flat_at,
-        }
-
-    tell(known())
+    out: dict[str, Any] = {
+        "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
+        "base": row.base,
+        "quantizer": quantizer_report(second, parts.test),
+    }
     if row.part == "purity":
-        return known()
-    third.told = lambda: tell(known())  # type: ignore[method-assign]
-    with third.clock():
+        return out
+    with third.own_rate():
         lines = train_stage(third, config, replace(config.run, patience=LOOKS + 1), row.seed)
     seconds["stage 3"] = time.monotonic() - begun
-    out = {**known(), "steps": third.looks[-1]}
+    out |= {"looks": third.looks, "validation": [round(value, 4) for value in third.values], "curve": third.curve}
+    out |= {"flat at": third.flat_at, "steps": third.looks[-1]}
     out["training"] = [
         {"step": line["step"], **{name: round(line[name], 4) for name in ("nats", "codes", "code1") if name in line}}
         for line in lines
@@ -448,38 +420,28 @@ def run_genius(
     ]
     out["warnings"] = [line["warning"] for line in lines if "warning" in line]
     begun = time.monotonic()
-    main_row = replace(row, beams=row.beams[-2:])  # the most important numbers of beams first
-    out["last"] = measured(assemble(config, second, third), parts.test, main_row, ("universal",), settings.queries, codes=True)
-    seconds["search"] = time.monotonic() - begun
-    tell(out)
+    model = assemble(config, second, third)
+    out["last"] = measured(model, parts.test, row, ("universal",), settings.queries, codes=True)
     if row.part == UNTIL_FLAT:
-        model = assemble(config, second, third)
         codes = model.encode(parts.test.pool)
         z = model.embed(parts.test.queries)[0]
         sizes = config.model.level_sizes
         out["queries per second of one thread"] = decoding_rate(model.generator, codes, sizes, z, row.beams[-1])
+        seconds["search"] = time.monotonic() - begun
         return out
     beams = max(row.beams)
-    out["survival"] = {"beams": beams, "levels": survival(assemble(config, second, third), parts.test, beams, SURVIVAL)}
+    out["survival"] = {"beams": beams, "levels": survival(model, parts.test, beams, SURVIVAL)}
     out["best step"] = third.looks[max(range(len(third.looks)), key=lambda i: (third.values[i], -i))]
     if row.part in ("published", "paper"):
-        fewer = measured(
-            assemble(config, second, third), parts.test, replace(row, beams=row.beams[:-2]), ("universal",), settings.queries
-        )
-        out["last"].update({name: values for name, values in fewer.items() if name != "dense"})
-        tell(out)
+        thirty = replace(row, beams=(30,))
+        out["last"]["local"] = measured(model, parts.test, thirty, ("local",), settings.queries)
         fused = assemble(config, second, third)
         fused.config = replace(fused.config, rerank_embedding="fused")
-        out["last"]["fused"] = measured(fused, parts.test, replace(row, beams=(30,)), ("universal",), settings.queries)
+        out["last"]["fused"] = measured(fused, parts.test, thirty, ("universal",), settings.queries)
         if out["best step"] != out["steps"]:
-            last = {name: tensor.detach().clone() for name, tensor in third.state_dict().items()}
             third.load_state_dict(third.best)
-            model = assemble(config, second, third)
-            out["best"] = measured(model, parts.test, replace(row, beams=(30,)), ("universal",), settings.queries)
-            third.load_state_dict(last)
-        tell(out)
-        model = assemble(config, second, third)
-        out["last"]["local"] = measured(model, parts.test, replace(row, beams=(30,)), ("local",), settings.queries)
+            best = assemble(config, second, third)
+            out["best"] = measured(best, parts.test, thirty, ("universal",), settings.queries)
     seconds["search"] = time.monotonic() - begun
     return out
 
@@ -563,7 +525,6 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
         parts.test,
         BaselineConfig(steps=third.steps, batch=batch, lr=third.lr, seed=row.seed),
         parts.validation,
-        settings.ends(row),
         row.part == UNTIL_FLAT,
     )
     seconds["training"] = time.monotonic() - begun
@@ -604,30 +565,6 @@ def decoding_rate(generator: Generator, codes: Tensor, sizes: tuple[int, ...], q
 # -- all jobs ------------------------------------------------------------------------------------------------------
 
 
-def work(settings: Settings, rows: list[Row], todo: Any, done: Any) -> None:
-    """A process: takes rows until none is left. A row that fails takes no other one with it."""
-    torch.set_num_threads(1)
-    while True:
-        if time.time() > settings.deadline - settings.shortest:
-            return
-        try:
-            number = todo.get_nowait()
-        except queue.Empty:
-            return
-        row = rows[number]
-        try:
-            entry = {**run_row(settings, row, done.put), "whole": True}
-        except Exception as error:
-            where = traceback.format_exc().strip().splitlines()[-6:]
-            entry = {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed}
-            entry["error"] = f"{type(error).__name__}: {error}"
-            entry["where"] = where
-            entry["whole"] = True
-        done.put(entry)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
 class Results:
     """What is known so far, as JSON."""
 
@@ -639,8 +576,8 @@ class Results:
             self.lines = json.loads(path.read_text(encoding="utf-8"))["lines"]
 
     def keys(self) -> set[str]:
-        """Of rows that were measured."""
-        return {f"{line['part']} | {line['row']} | {line['data']} | {line['seed']}" for line in self.lines if "last" in line}
+        """Of all rows."""
+        return {f"{line['part']} | {line['row']} | {line['data']} | {line['seed']}" for line in self.lines}
 
     def add(self, entry: dict[str, Any]) -> None:
         """Add a row, or replace it by what is known of it now."""
@@ -656,46 +593,9 @@ class Results:
         part.replace(self.path)
 
 
-def run_all(settings: Settings, rows: list[Row], results: Results, processes: int, seconds: float) -> None:
-    """Every row that ends in time, side by side."""
-    end = time.monotonic() + seconds
-    context = multiprocessing.get_context("spawn")
-    todo = context.Queue()
-    done = context.Queue()
-    for number in range(len(rows)):
-        todo.put(number)
-    time.sleep(0.5)  # the queue's own thread
-    workers = [context.Process(target=work, args=(settings, rows, todo, done), daemon=True) for _ in range(processes)]
-    for worker in workers:
-        worker.start()
-    missing = len(rows)
-    while missing:
-        left = end - time.monotonic()
-        if left <= 0:
-            print("time is up: what is not done is left for another call", flush=True)
-            break
-        try:
-            entry = done.get(timeout=min(left, 5.0))
-        except queue.Empty:
-            if not any(worker.is_alive() for worker in workers):
-                print("all processes have ended", flush=True)
-                break
-            continue
-        whole = entry.pop("whole", False)
-        missing -= whole
-        told = " ".join(entry.get("where", [])) + entry["error"] if "error" in entry else summary(entry)
-        print(f"{left:5.0f} s left  {entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {told}", flush=True)
-        if "error" not in entry:
-            results.add(entry)
-    for worker in workers:
-        worker.kill()
-
-
-def run_here(settings: Settings, rows: list[Row], results: Results) -> None:
-    """Every row that begins in time, one after the other, in this process."""
+def run_all(settings: Settings, rows: list[Row], results: Results) -> None:
+    """Every row, one after the other."""
     for row in rows:
-        if time.time() > settings.deadline - settings.shortest:
-            return
         entry = run_row(settings, row)
         print(f"{entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {summary(entry)}", flush=True)
         results.add(entry)
@@ -703,9 +603,7 @@ def run_here(settings: Settings, rows: list[Row], results: Results) -> None:
 
 def summary(entry: dict[str, Any]) -> str:
     """One line for the log."""
-    found = entry.get("last")
-    if found is None:
-        return f"in training, steps {entry['looks'][-1:]}, right {entry['validation'][-1:]}, {entry['seconds']}"
+    found = entry.get("last", {})
     shares = [f"{name} {values['mean']:.3f}" for name, values in found.items() if "mean" in values]
     purity = entry.get("quantizer", {}).get("purity")
     told = " ".join(shares)
@@ -734,15 +632,11 @@ def main() -> None:
     parser.add_argument("--icons", type=Path)
     parser.add_argument("--parts", default="published,paper,modality,size,baselines,tables")
     parser.add_argument("--only", default="", help="rows whose name, data and seed hold this text")
-    parser.add_argument("--processes", type=int, default=8, help="0: one row after the other, in this process")
-    parser.add_argument("--seconds", type=float, default=560, help="no longer than this; a second call goes on")
-    parser.add_argument("--reserve", type=float, default=60, help="seconds at the end in which nothing is trained, only searched")
     parser.add_argument("--work", type=Path, help="where features of one width and stages 2 are kept for a second call")
     parser.add_argument("--scale", type=float, default=1.0, help="divide all steps, for a trial")
     parser.add_argument("--decoder", default="", help="another size of the decoder, for a trial")
     parser.add_argument("--codes", type=int, default=0, help="at most so many codes per level, for a trial")
     parser.add_argument("--queries", type=int, default=TEST_QUERIES, help="test queries of each task, evenly spread")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of stage 3 of the rows with smaller codes")
     parser.add_argument("--products", type=int, help="of fashion, the first so many; without it all")
     parser.add_argument("--commit", default="", help="that is run, where there is no git")
     parser.add_argument("--set", action="append", default=[], help="one field of every config, name=JSON, for a trial")
@@ -760,7 +654,6 @@ def main() -> None:
     }
     about["command"] = called(sys.argv[1:])
     about["threads"] = torch.get_num_threads()
-    about["processes"] = args.processes
     about["commit"] = args.commit or about["commit"]
     results = Results(args.output, about)
     known = results.keys()
@@ -770,7 +663,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = args.work or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        deadline = time.time() + args.seconds - args.reserve
         settings = Settings(
             features,
             place,
@@ -778,15 +670,10 @@ def main() -> None:
             args.decoder,
             args.codes,
             fields,
-            deadline,
             queries=args.queries,
-            budget=args.budget,
             products=args.products,
         )
-        if rows and not args.processes:
-            run_here(settings, rows, results)
-        elif rows:
-            run_all(settings, rows, results, min(args.processes, len(rows)), args.seconds)
+        run_all(settings, rows, results)
     results.write()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.paper.timed import content
+from lab.paper.watched import content
 
 Line = dict[str, Any]
 FOLDER = Path(__file__).parent

@@ -166,11 +166,10 @@ ATTACKS: dict[str, Attack] = {
     "16 pipelines of requests": stream(16, GET, GET * 1000),
     "24 requests of 5,000 headers": stream(24, b"", MANY_HEADERS),
     "48 explanations with 100 beams": requests(48, "POST", "/v1/explain", lambda n: {"text": f"attack {n}", "beams": 100}),
-    "24 maps": requests(24, "GET", "/v1/map?at=0&at=1&at=2"),
     "48 diverse searches for 1,000": requests(
         48, "POST", "/v1/search", lambda n: {"text": f"attack {n}", "k": 1000, "diverse": True, "minus": "a road"}
     ),
-    "24 code listings": requests(24, "GET", "/v1/codes/0?children=512"),
+    "24 code listings": requests(24, "GET", "/v1/codes/0"),
     "16 WebP images of 14 megapixels": with_image("WEBP", 3700),
     "16 PNG images of 31 megapixels": with_image("PNG", 5600),
     "24 JSON bodies of nested lists": requests(24, "POST", "/v1/search", lambda n: {"text": "x", "k": [[[0] * 1000] * 50] * 10}),

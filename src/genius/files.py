@@ -175,6 +175,20 @@ def reading(what: str | Path, *errors: type[BaseException]) -> Iterator[None]:
         raise GeniusError(f"cannot read {what}: {getattr(error, 'strerror', None) or said(error)}") from None
 
 
+@contextlib.contextmanager
+def disk_errors(failed: str, consequence: str = "") -> Iterator[None]:
+    """Make an error of the operating system a `GeniusError` of one line.
+
+    Args:
+        failed: What could not be done, for the error: "cannot write FILE".
+        consequence: What follows, for the end of the error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise GeniusError(f"{failed}: {error.strerror or error}{consequence}") from None
+
+
 # -- JSON --------------------------------------------------------------------------------------------------------
 
 

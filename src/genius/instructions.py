@@ -1,27 +1,38 @@
-"""What an instruction asks for, in any wording: the target modality, and words that are content.
+"""What an instruction asks for, in any wording, and the instructions that a model was trained with.
 
-A model knows the few wordings of instructions that it was trained with; another wording moves its query vector, and the target
-modality is lost. So an instruction that the model does not know is *read* here: its nouns (*photo*, *caption*, *entry*) name the
-target, unless they refer to the query (*this photo*, *the caption below*), and the model's own wording takes its place. Words
-that say neither how nor what kind are content (*the same shoe in red*: shoe, red) and stay in the query.
+A model knows the few wordings of each direction (query modality -> target modality) that it was trained with; another wording
+moves its query vector, and the target modality is lost. So an instruction that the model does not know is *read*
+(`read_instruction`): its nouns (*photo*, *caption*, *entry*) name the target, unless they refer to the query (*this photo*, *the
+caption below*), and the model's own wording takes its place (`KnownInstructions`, stored with a model as `instructions.json`).
+Words that say neither how nor what kind are content (*the same shoe in red*: shoe, red) and stay in the query.
 
-A word that is in no list here may be classified by the model's text encoder (`WordClasses`). Knows words; nothing of models.
+A word that is in no list here may be classified by the model's text encoder (`WordClasses`). Knows words and queries; nothing of
+models or indexes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.types import Modality, format_text
+from genius.errors import GeniusError
+from genius.files import read_json, write_json
+from genius.types import Modality, Query, format_text, is_unicode
 
+FILE = "instructions.json"
+MAX_BYTES = 1 << 20
+MOST = 64  # wordings of a direction; more: training had free instructions, and none may replace another
+CACHED = 4096  # readings that are kept
+Direction = tuple[Modality, Modality]  # of the query, and of its target
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
 LEAST_LENGTH = 1e-12  # of a vector that is divided by its length
 
@@ -96,7 +107,6 @@ GIVEN = frozenset(
     _words("given provided following reference shown displayed attached above below uploaded submitted query input described")
 )
 OF_THE_QUERY = frozenset(_words("about of at in on to from like describe explain answer read"))  # before *the image*
-AFTER_NOUN = frozenset(_words("below above shown here given provided attached displayed"))
 INDEFINITE = frozenset(_words("a an another some any which what its their one more other all every each no same"))
 JOINS = frozenset(
     _words("and with plus including containing alongside beside accompanied combined has having together along next")
@@ -105,11 +115,8 @@ PHRASES = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (r"\b(?:go|goes|going|went|agrees?|aligns?|belongs?|corresponds?|deals?|fits?|match(?:es)?) with\b", "matches"),
-        (r"\bas well as\b", "and"),
         # what the query is: *I've got the photo, show me ...*
         (r"\b(i|we)(?: have|'ve)?(?: only| just| already)? (?:have|got|took|made|saw|know) (?:an?|the|its)\b", r"\1 have this"),
-        # what it becomes: *turn the image into a poem*
-        (r"\b(?:turn|convert|transform|translate) (?:an?|the|this|these|my) (\w+) (?:in)?to\b", r"find for this \1"),
         # a clause in place of a noun: *with whatever is written on it*, *and what it is called*, *what it looks like*
         (
             r"\b(and|plus|with|including|alongside) what(?:ever)?(?: \w+){1,2} (?:written|said|says?|called|named)\b",
@@ -118,7 +125,6 @@ PHRASES = tuple(
         (r"(?<!\btell me )(?<!\bdescribe )(?<!\bexplain )\bwhat (?:it|that|this|they|these) looks? like\b", "a picture"),
         # *name* as a noun
         (r"\b(an?|the|its|their|this|proper|official|full|right|correct|brand|product|item) name(s?)\b", r"\1 title\2"),
-        (r"\bname(s?) of\b", r"title\1 of"),
     )
 )
 TELLS = frozenset(  # what is asked of an image: *what has been written about this photo?*
@@ -135,7 +141,6 @@ COMPARES = frozenset(_words("match matches pair pairs compare fit align combine"
 RESEMBLES = frozenset(_words("more similar alike another other others resembling resembles like same"))
 EXCLUDES = frozenset(_words("not no without never"))
 LOOSE_ENTRIES = frozenset(_words("item result combination duo pair"))  # they may be of one modality
-OF_THIS = frozenset((link, word) for link in ("of", "on", "about", "for") for word in ("this", "it", "that", "these"))
 PARTS = frozenset(_words("pair combination duo"))
 CONTENT_WORDS = _words(  # examples, for the words that an encoder classifies
     "shoe shirt bag bicycle car house dog cat tree chair table watch cup boat hat dress lamp bird red blue "
@@ -261,49 +266,33 @@ def _nouns(words: Sequence[str], classes: Sequence[WordClass | None], query: Mod
     for place, found in enumerate(classes):
         if found not in MODALITY_OF:
             continue
-        following = _following(classes, place)
+        following = next(iter(classes[place + 1 : place + 2]), None)
         paired = any(form in PARTS for word in words[place + 1 : place + 3] for form in _forms(word))
         if following in MODALITY_OF and not paired:  # *image caption*, *visual description*: the second noun counts
-            continue
-        if words[place] == "visual" and following is WordClass.CONTENT:  # *the visual entity*
             continue
         modality = MODALITY_OF[found]
         reference = 0
         if query in (modality, PAIR):
-            reference = _reference(words, classes, place)
+            reference = _reference(words, place)
         out.append(_Noun(place, modality, reference))
     return out
 
 
-def _following(classes: Sequence[WordClass | None], place: int) -> WordClass | None:
-    if place + 1 < len(classes):
-        return classes[place + 1]
-    return None
-
-
-def _reference(words: Sequence[str], classes: Sequence[WordClass | None], place: int) -> int:
+def _reference(words: Sequence[str], place: int) -> int:
     """How surely a noun refers to the query, by the words around it."""
-    if place + 1 < len(words) and words[place + 1] in AFTER_NOUN:
-        return SURE
     definite = 0
     for before in range(place - 1, max(place - 6, -1), -1):
         word = words[before]
         if word in DEMONSTRATIVES or word in GIVEN:
             return SURE
-        if word == "that" and before == place - 1:
-            return SURE
         if word == "the":
             definite = 1
-            if before and (
-                words[before - 1] in GIVEN or words[before - 1] in OF_THE_QUERY
-            ):  # *given the image*, *about the image*
+            if before and words[before - 1] in GIVEN | OF_THE_QUERY:  # *given the image*, *about the image*
                 return SURE
             if place + 1 < len(words) and words[place + 1] in SAYS:  # *as the text says*
                 return SURE
             break
         if word in INDEFINITE or word in FUNCTION_WORDS or not word.isalpha():
-            break
-        if classes[before] in (WordClass.ASK, WordClass.IMAGE, WordClass.TEXT) and word not in ("matching", "fitting"):
             break
     return definite
 
@@ -322,7 +311,7 @@ def _target(
             return PAIR
         if noun.reference < SURE and _is_a_part(words, noun.place):
             return PAIR
-    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)) or _wants_entry(words, classes, nouns, query):
+    if not PAIRED_ENTRIES.isdisjoint(pairwise(classes)) or _wants_entry(words, classes, nouns):
         return PAIR
     if not nouns:
         return _by_verbs(words, classes, query)
@@ -346,25 +335,19 @@ def _target(
     return first.modality
 
 
-def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun], query: Modality) -> bool:
+def _wants_entry(words: Sequence[str], classes: Sequence[WordClass | None], nouns: Sequence[_Noun]) -> bool:
     """Whether something with parts is wanted: *entries with a picture*, *the page that this photo is from*.
 
-    It is the first noun that may be wanted; and parts are named, shown and described, or the query is an image, which is one.
+    It is the first noun that may be wanted; and parts are named, or shown and described.
     """
     wanted = [noun.place for noun in nouns if noun.reference < SURE]
     place = next((at for at, found in enumerate(classes) if found is WordClass.ENTRY), None)
-    if place is None or query == PAIR or any(other < place for other in wanted):
+    if place is None or any(other < place for other in wanted):
         return False
-    if any(word in DEMONSTRATIVES for word in words[max(place - 2, 0) : place]):  # *this item*
-        return False
-    forms = _forms(words[place])
-    loose = any(form in LOOSE_ENTRIES for form in forms)
-    if not TELLS.isdisjoint(words[:place]):  # *describe the item*
-        return False
-    both = not SEES.isdisjoint(words[place:]) and not TELLS.isdisjoint(words[place:])
-    if loose:
+    if not LOOSE_ENTRIES.isdisjoint(_forms(words[place])):
         return any(_joined(words, place, other) for other in wanted)
-    return bool(nouns) or both
+    shown_and_described = not SEES.isdisjoint(words[place:]) and not TELLS.isdisjoint(words[place:])
+    return bool(nouns) or shown_and_described
 
 
 def _is_a_part(words: Sequence[str], place: int) -> bool:
@@ -408,16 +391,7 @@ def _joined(words: Sequence[str], one: int, other: int) -> bool:
     between = words[one + 1 : other]
     if not between:
         return True
-    place = 0
-    if between[0] == ",":
-        place = 1
-    if place < len(between) and between[place] in ("that", "which"):
-        place += 1
-    if tuple(between[place : place + 2]) in OF_THIS:  # *a picture of this and a text*
-        place += 2
-    if not any(word in JOINS for word in between[place : place + 2]):  # *and*, *comes with*
-        return False
-    return not any(word in (".", "?", "!", ";") for word in between)
+    return any(word in JOINS for word in between[:2])  # *and*, *comes with*
 
 
 def _content(text: str, classes: Sequence[WordClass | None], words: Sequence[str]) -> str:
@@ -468,3 +442,153 @@ class WordClasses:
         vectors = np.asarray(self._encode([format_text(word) for word in words]), np.float32)
         unit: NDArray[np.float32] = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), LEAST_LENGTH)
         return unit
+
+
+# -- the instructions of a model -------------------------------------------------------------------------------------
+
+
+class KnownInstructions:
+    """Wordings that a model knows.
+
+    Args:
+        wordings: Direction -> its wordings. The first takes the place of wordings that are not known.
+        lexicon: Words of each class.
+
+    Examples:
+        >>> from genius.types import TEMPLATES
+        >>> known = KnownInstructions(TEMPLATES)
+        >>> known.in_own_words(Query("a red bicycle", instruction="Snapshots, please.")).instruction
+        'Find an image that matches the description.'
+    """
+
+    def __init__(self, wordings: Mapping[Direction, Iterable[str]], lexicon: Mapping[WordClass, Sequence[str]] = LEXICON) -> None:
+        self.wordings = {direction: tuple(own) for direction, own in wordings.items() if own}
+        self._known = {(query, _normalized(text)) for (query, _), own in self.wordings.items() for text in own}
+        self._lexicon = lexicon
+        self._classes: Classify = all_content
+        self._read = lru_cache(CACHED)(self._read_again)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownInstructions) and self.wordings == other.wordings
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def read_words_by(self, encode_texts: Callable[[Sequence[str]], Any]) -> None:
+        """Let an encoder classify words that no list has; without one they are content.
+
+        Args:
+            encode_texts: Of the model's encoder. It reads some 400 words when the first unknown word comes.
+        """
+        self._classes = WordClasses(encode_texts, self._lexicon)
+        self._read.cache_clear()
+
+    def in_own_words(self, query: Query) -> Query:
+        """The query with an instruction that the model knows, where its own is another and it is clear what it asks for.
+
+        Content in the instruction (*the same shoe in red*) stays: it follows the model's wording. A target that is given
+        counts more than what the instruction says.
+
+        Args:
+            query: Any query.
+        """
+        if query.instruction is None or query.vector is not None:
+            return query
+        if (query.modality, _normalized(query.instruction)) in self._known:
+            return query
+        reading = self._read(query.instruction, query.modality)
+        target = query.target
+        if target is None:
+            target = reading.target
+        if target is None:
+            target = self._only_target(query.modality)
+        if target is None:
+            return query
+        query_modality = query.modality
+        if reading.content and query_modality == Modality.IMAGE and (Modality.PAIR, target) in self.wordings:
+            query_modality = Modality.PAIR  # an image, and words that say what about it
+        own = self.wordings.get((query_modality, target))
+        if own is None:
+            return query
+        instruction = own[0]
+        if reading.content:
+            instruction = f"{instruction} {reading.content}."
+        return replace(query, instruction=instruction)
+
+    def _only_target(self, query: Modality) -> Modality | None:
+        """The target that all known wordings of a query modality have; None: there are several, or none."""
+        targets = {target for own, target in self.wordings if own == query}
+        if len(targets) == 1:
+            return targets.pop()
+        return None
+
+    def _read_again(self, text: str, query: Modality) -> Instruction:
+        return read_instruction(text, query, self._classes, self._lexicon)
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write `instructions.json`; it appears whole or not at all.
+
+        Args:
+            folder: Of a model, or of features.
+        """
+        known = []
+        for (query, target), own in self.wordings.items():
+            known.append({"query": query.label, "target": target.label, "wordings": list(own)})
+        write_json(folder / FILE, {"format": 1, "known": known}, indent=2)
+
+    @classmethod
+    def load(cls, folder: Path) -> KnownInstructions | None:
+        """The instructions of a folder; None where it has no such file.
+
+        Args:
+            folder: Of a model, or of features.
+
+        Raises:
+            GeniusError: If the file is invalid.
+        """
+        path = folder / FILE
+        try:
+            body = read_json(path, MAX_BYTES)
+        except FileNotFoundError:
+            return None
+        try:
+            wordings = {_direction(entry): _texts(entry) for entry in body["known"]}
+        except (GeniusError, KeyError, TypeError, ValueError, AttributeError):
+            raise GeniusError(f"{path} is invalid: expected wordings by the modalities of query and target") from None
+        return cls(wordings)
+
+    @classmethod
+    def of(cls, used: Iterable[tuple[str | None, Modality, Modality]]) -> KnownInstructions | None:
+        """The instructions of training queries; None if some have none, or there are too many to be a fixed set.
+
+        Args:
+            used: Instruction, query modality and target modality of each query.
+        """
+        found: dict[Direction, dict[str, int]] = {}
+        for text, query, target in used:
+            if not text:
+                return None
+            own = found.setdefault((query, target), {})
+            own[text] = own.get(text, 0) + 1
+            if len(own) > MOST:
+                return None
+        if not found:
+            return None
+        return cls({direction: sorted(own, key=lambda text: (-own[text], text)) for direction, own in found.items()})
+
+
+def _normalized(text: str) -> str:
+    """Without capitals, signs and further spaces."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _direction(entry: Mapping[str, Any]) -> Direction:
+    return Modality.parse(entry["query"]), Modality.parse(entry["target"])
+
+
+def _texts(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    texts = tuple(entry["wordings"])
+    if not texts or len(texts) > MOST or not all(isinstance(text, str) and text.strip() and is_unicode(text) for text in texts):
+        raise ValueError
+    return texts

@@ -112,9 +112,7 @@ def grid_side(positions: int, where: str) -> int:
     return side
 
 
-def fingerprint(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-) -> str:
+def fingerprint(tensors: Mapping[str, Tensor], settings: Mapping[str, Any] | None = None) -> str:
     """32 hex digits over names, values (as fp32) and settings, in sorted order."""
     digest = hashlib.sha256(json.dumps(settings or {}, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
@@ -123,9 +121,6 @@ def fingerprint(
             value = value.float()
         digest.update(name.encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    for name, content in sorted((files or {}).items()):
-        digest.update(name.encode())
-        digest.update(content)
     return digest.hexdigest()[:32]
 
 

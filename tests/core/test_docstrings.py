@@ -20,7 +20,7 @@ bundled = pytest.mark.skipif("mini" not in bundled_names(), reason="the bundled 
 
 
 @bundled
-@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index", "genius.types", "genius.search.params"])
+@pytest.mark.parametrize("module", ["genius.model.genius", "genius.index.index", "genius.types", "genius.search.params"])
 def test_examples_run(module: str, tmp_path: Path) -> None:
     """Examples of methods of an index share one of two texts, called `index`."""
     with Index(tmp_path / "notes.genius", "bundled:mini") as index:

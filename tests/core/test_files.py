@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from genius import weight_files
 from genius.errors import GeniusError
-from genius.files import read_json, write_whole
+from genius.files import disk_errors, read_json, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -111,3 +111,13 @@ def test_a_rename_that_reports_an_error(done: bool, tmp_path: Path, monkeypatch:
         write_whole(path, lambda target: None)  # nothing was written
     assert path.read_text() == ("new" if done else "old")
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_error_of_the_disk_is_one_line_and_others_pass() -> None:
+    said = r"^cannot write a: No space left on device; it is as it was$"
+    with pytest.raises(GeniusError, match=said), disk_errors("cannot write a", "; it is as it was"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(GeniusError, match=r"^another line$"), disk_errors("cannot write a"):
+        raise GeniusError("another line")
+    with pytest.raises(KeyError), disk_errors("cannot write a"):
+        raise KeyError("a")

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from genius import Genius
 from genius.errors import GeniusError
-from genius.instructions import LEXICON, WordClass, WordClasses, read_instruction
-from genius.known_instructions import FILE, MOST, KnownInstructions
+from genius.instructions import FILE, LEXICON, MOST, KnownInstructions, WordClass, WordClasses, read_instruction
 from genius.types import TEMPLATES, Modality, Query
 
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR

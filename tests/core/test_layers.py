@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("scale",),
     ("cli",),
 )
-LATE = {("genius.model.genius", "fit"), ("genius.index", "fit")}  # Genius.from_encoder and Index.reencode, inside the functions
+LATE = {("genius.model.genius", "fit"), ("genius.index.index", "fit")}  # Genius.from_encoder, Index.reencode: in the functions
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from genius import GeniusError
 from genius.encoders import load_encoder
-from genius.encoders.openai_clip import clip_from_openai
+from genius.encoders.checkpoints import clip_from_openai
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["A red bicycle.", "The same in blue.", "blue"]

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from genius import Genius, GeniusError, Index, Item
 from genius.encoders import load_encoder
+from genius.encoders.checkpoints import BLOCK
 from genius.encoders.objects import as_encoder
-from genius.encoders.openai_clip import BLOCK
 from genius.fit import FitConfig
 
 PICTURES = [photo(colour, 3) for colour in COLOURS]

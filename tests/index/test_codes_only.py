@@ -18,7 +18,6 @@ from genius.fit.reencode import reencode
 from genius.index import opened
 from genius.index.check import check
 from genius.index.folder import about_of
-from genius.index.overview import Planes
 from genius.index.paths import ABOUT
 from genius.index.repair import repair
 from genius.search import SearchParams
@@ -54,14 +53,6 @@ def test_it_ranks_by_codes_and_stores_no_vectors(codes_only: Index, model: Geniu
     assert [hit.score for hit in found] == pytest.approx([expected[hit.id] for hit in found], abs=1e-5)
     assert "_embedding" not in codes_only.reader().schema.names
     assert codes_only.info()["vectors"] is False
-
-
-def test_the_map_shows_what_codes_stand_for(codes_only: Index) -> None:
-    planes = Planes(codes_only)
-    plane, alive = planes.now()
-    assert plane is not None
-    assert len(plane.placed(alive)) == 60 and len({(at.x, at.y) for at in plane.placed(alive)}) > 1
-    assert [at.id for at in planes.locate(plane, ["t3"])] == ["t3"]
 
 
 def test_changes_are_searched_and_stay(codes_only: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_added_items_and_other_processes_follow(filled: Index) -> None:
     assert own["later"] == pytest.approx(own[hub], abs=2e-3)
     assert without[hub] - own[hub] > 0.005
     assert scores(other) == pytest.approx(own, abs=5e-3)  # its mean is over one item more
-    explained = filled.explain(Query("thing 7"), SearchRequest(3)).to_dict()
+    explained = filled.explain(Query("thing 7"), SearchRequest(3))
     assert all(answer["item_bias"] is not None for answer in explained["answers"])
 
 

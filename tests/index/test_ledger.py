@@ -6,11 +6,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius.index.ledger import Damaged, Ledger, LedgerState
+from genius.index.ledger import MAPPED_FROM, Damaged, Ledger, LedgerState, file_sum
 
 ABOUT = {"format": 2, "id": "x"}
 
@@ -83,3 +85,11 @@ def test_a_reader_follows_a_writer(steps: list[str]) -> None:
                 assert reader.read() == Ledger(path).read()
             os.utime(path / "ledger.jsonl", ns=(number, number))  # times need not move on
         assert reader.read() == Ledger(path).read() == writer.read()
+
+
+@pytest.mark.parametrize("size", [0, 1, MAPPED_FROM - 1, MAPPED_FROM, 2 * MAPPED_FROM + 17])
+def test_the_checksum_of_a_file_is_over_all_of_it(tmp_path: Path, size: int) -> None:
+    """However it is read: ledgers of earlier versions have the checksum of the whole file."""
+    body = np.random.default_rng(size).bytes(size)
+    (tmp_path / "file").write_bytes(body)
+    assert file_sum(tmp_path / "file") == f"{size}:{xxhash.xxh3_128_hexdigest(body)}"

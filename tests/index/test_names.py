@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from genius import Genius, GeniusError, Index, Item
+from genius.index.folder import deleted_ids
 from genius.index.ingest import IngestConfig, ingest
-from genius.index.names import deleted_ids
 from genius.index.repair import restore, snapshot
 
 

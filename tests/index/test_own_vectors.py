@@ -81,7 +81,7 @@ def test_codes_are_fitted_later_and_answers_stay(own: Index, vectors: NDArray[np
         assert [[hit.id for hit in grown.search(vector=query, k=5)] for query in vectors[:5]] == before
         assert len({grown.codes(str(i)) for i in range(60)}) > 30  # random codes tell far fewer apart
         explained = grown.explain(Query(vector=vectors[0]))
-        assert [answer.hit.id for answer in explained.answers] == before[0][:3]
+        assert [answer["id"] for answer in explained["answers"]] == before[0][:3]
 
 
 def test_vectors_and_an_encoder_share_an_index(model: Genius, tmp_path: Path) -> None:

@@ -57,14 +57,14 @@ def test_rows_belong_together(given: bool, tmp_path: Path) -> None:
         rows[usable] = torch.arange(len(usable))
         features = read[rows]
     ready = prepare(model, [(item, None) for item in items], 32, "skip", features)
-    assert [item.id for item in ready.items] == [items[i].id for i in range(90) if i % 7 != 3]
+    assert ready.ids == [items[i].id for i in range(90) if i % 7 != 3]
     assert len(ready.problems) == 13 and all("bad" in line and "\n" not in line for line in ready.problems)
-    for row, item in enumerate(ready.items):
-        alone = prepare(model, [(item, None)], 32, "raise")
+    for row, stored in enumerate(ready.rows):
+        alone = prepare(model, [(stored.item, None)], 32, "raise")
         assert (ready.codes[row] == alone.codes[0]).all()
         assert abs(ready.embeddings[row].astype(float) - alone.embeddings[0].astype(float)).max() < 2e-3
-        assert ready.pictures[row] == alone.pictures[0]
-        assert (ready.pictures[row].thumbnail is None) == (item.image is None)
+        assert stored.picture == alone.rows[0].picture
+        assert (stored.picture.thumbnail is None) == (stored.item.image is None)
     with pytest.raises(GeniusError, match="bad"):
         prepare(model, [(item, None) for item in items], 32, "raise", features)
 
@@ -92,6 +92,6 @@ def test_what_is_kept_of_a_large_picture() -> None:
     buffer = io.BytesIO()
     large.save(buffer, "PNG")
     ready = prepare(model, [(Item("bytes", image=buffer.getvalue()), None), (Item("opened", image=large), None)], 256, "raise")
-    assert ready.pictures[0].data == buffer.getvalue()
-    sizes = [Image.open(io.BytesIO(data or b"")).size for data in (ready.pictures[1].data, ready.pictures[0].thumbnail)]
+    assert ready.rows[0].picture.data == buffer.getvalue()
+    sizes = [Image.open(io.BytesIO(data or b"")).size for data in (ready.rows[1].picture.data, ready.rows[0].picture.thumbnail)]
     assert sizes == [(1600, 800), (256, 128)]

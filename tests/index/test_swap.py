@@ -17,7 +17,7 @@ from genius.cli import app
 from genius.index import cache, paths
 from genius.index import folder as swapping
 from genius.index.check import check
-from genius.index.names import deleted_ids, keep_deleted
+from genius.index.folder import deleted_ids, keep_deleted
 from genius.index.repair import repair
 
 PREVIOUS = ".my.genius.previous"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from genius import Genius, GeniusError, Index, Item, Modality, Query
 from genius.cli import app
 from genius.index import Hit, Hits
-from genius.index.duplicates import duplicates, equal_images, image_similarity
+from genius.index.duplicates import duplicates, equal_images
 from genius.index.searching import apart
 from genius.search import SearchRequest
 
@@ -110,16 +110,6 @@ def test_other_colours_are_not_duplicates(model: Genius, tmp_path: Path, thumbna
         groups = {frozenset(group.ids) for group in duplicates(index, -1.0, near=12)}
         same = {colour: {colour, f"small {colour}"} for colour in colours}
         assert groups == {frozenset(ids) for ids in same.values()} | {frozenset(("a text", "another text"))}
-
-
-def test_the_similarity_of_duplicates_is_that_of_changed_images(model: Genius, tmp_path: Path) -> None:
-    with Index(tmp_path / "my.genius", model) as index:
-        index.add([Item(str(i), image=star("red", 100 + i)) for i in range(7)])
-        assert image_similarity(index) == 0.97  # too few to tell
-        index.add([Item(str(i), image=star("blue", 100 + i)) for i in range(7, 20)])
-        found = image_similarity(index)
-        assert found == image_similarity(index) != 0.97
-        assert {frozenset(group.ids) for group in duplicates(index, found)}
 
 
 def test_a_captioned_copy_of_a_file_is_a_duplicate(index: Index, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_hybrid_is_the_fusion_of_both_rankings(shop: Index) -> None:
         assert hits.fusion == {"similarity": 1.0, "words": weight, "rank_constant": RANK_CONSTANT}
         assert hits[0].ranks is not None and hits[0].ranks["similarity"] == by_similarity.index(hits[0].id) + 1
     explained = shop.explain(Query(query), SearchRequest(3, mode="hybrid"))
-    assert "similarity 1, words 4" in explained.summary and explained.to_dict()["fusion"]["words"] == WORDS_WEIGHT
+    assert "similarity 1, words 4" in explained["summary"] and explained["fusion"]["words"] == WORDS_WEIGHT
 
 
 def test_stems_alone_have_half_of_the_weight(index: Index) -> None:

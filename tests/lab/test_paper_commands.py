@@ -17,7 +17,7 @@ from lab.paper.reproduce import listing
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("results/paper.md", "results/mbeir.md", "mbeir.md")
 ELSEWHERE = {
-    "published": "test_published.test_the_command_runs_rows_in_processes_and_goes_on",
+    "published": "test_published.test_the_command_runs_rows_and_goes_on",
     "published_report": "test_published.test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on",
 }
 

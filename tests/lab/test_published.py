@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from genius.model.config import QuantizerConfig
-from genius.model.generator import Generator
-from genius.model.quantizer import ResidualQuantizer
-from genius.train.config import GeneratorStageConfig, Schedule, read_train_config
-from genius.train.generator import Batch, GeneratorStage, generator_config
+from genius.train.config import GeneratorStageConfig, Schedule
 from lab.paper import published, published_report
 from lab.paper.published import Row, narrowed, rows_of
-from lab.paper.timed import RATE, TimedGenerator, TimeUp, WatchedGenerator, flat
+from lab.paper.watched import CurvesAreFlat, WatchedGenerator, flat
 
 PARTS = ("published", "paper", "modality", "size", "baselines", "tables")
 TINY = {
@@ -131,31 +126,6 @@ def test_a_task_with_few_queries_is_left_out_of_a_small_set(features: Path, monk
     assert set(others.test.tasks.tolist()) == {0, 1, 2, 3}
 
 
-def test_what_is_there_at_the_deadline_is_measured(features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "VALIDATION_QUERIES", 20)
-    settings = published.Settings({"fashion": features}, tmp_path, 1e6, "nano", 6, TINY, deadline=0.0, queries=5)
-    told: list[dict[str, object]] = []
-    found = published.run_row(settings, Row("published", "x", "fashion", beams=(1, 5, 10, 30, 50)), told.append)
-    assert found["steps"] == 1 and "genius-r@50" in found["last"] and "genius@5" in found["last"]
-    assert "purity" in told[0]["quantizer"] and "last" not in told[0]  # before stage 3 begins
-    results = published.Results(tmp_path / "out.json", {})
-    for entry in told:
-        results.add({**entry, "seed": 0})
-    assert len(results.lines) == 1 and results.keys()  # the newest of each row
-    assert published.loop.learning_rate is RATE
-
-
-def test_the_learning_rate_follows_the_clock() -> None:
-    stage = TimedGenerator.__new__(TimedGenerator)
-    schedule = Schedule(warm_up=500)
-    stage.__dict__.update(started=time.time() - 50, deadline=time.time() + 50)
-    assert stage.learning_rate(schedule, 10_000, 100) == pytest.approx(101 / 500)
-    assert stage.learning_rate(schedule, 10_000, 600) == pytest.approx(RATE(schedule, 10_000, 5000), abs=0.01)
-    assert stage.learning_rate(schedule, 10_000, 9000) == RATE(schedule, 10_000, 9000)
-    stage.__dict__.update(deadline=float("inf"))
-    assert stage.learning_rate(schedule, 10_000, 600) == RATE(schedule, 10_000, 600)
-
-
 def points(right: list[float], nats: list[float]) -> list[dict[str, object]]:
     names = ("training queries", "items", "unseen queries")
     return [{name: {"right": [1.0, r], "nats": [0.0, n]} for name in names} for r, n in zip(right, nats, strict=True)]
@@ -177,7 +147,7 @@ def test_a_curve_is_flat_when_nothing_moves() -> None:
 def test_the_rate_is_constant_until_the_curves_are_flat() -> None:
     stage = WatchedGenerator.__new__(WatchedGenerator)
     config = GeneratorStageConfig(steps=200, batch=8)
-    stage.__dict__.update(until_flat=True, config=config, deadline=float("inf"))
+    stage.__dict__.update(until_flat=True, config=config)
     schedule = Schedule(warm_up=500)
     assert stage.decay_steps == 20
     assert stage.learning_rate(schedule, 200, 49) == 0.5
@@ -187,33 +157,16 @@ def test_the_rate_is_constant_until_the_curves_are_flat() -> None:
     assert stage.learning_rate(schedule, 200, 119) == 1.0
     assert stage.learning_rate(schedule, 200, 129) == pytest.approx(0.5)
     stage.before_step(139)
-    with pytest.raises(TimeUp):
+    with pytest.raises(CurvesAreFlat):
         stage.before_step(140)
 
 
-def test_one_product_is_the_same_loss() -> None:
-    config = read_train_config("builtin:published", {
-        "model.level_sizes": [3, 5, 6], "model.width": 8, "model.projection": 8, "model.hidden": 8, "model.decoder": "nano",
-    })  # fmt: skip
-    quantizer = ResidualQuantizer(QuantizerConfig(8, (3, 5, 6), "nearest"))
-    torch.manual_seed(0)
-    generator = Generator(generator_config(config.model), quantizer).eval()
-    codes = torch.stack([torch.randint(size, (70,)) for size in (3, 5, 6)], 1)
-    stage = TimedGenerator.__new__(TimedGenerator)
-    torch.nn.Module.__init__(stage)
-    stage.generator, stage.recipe = generator, config.model.constants
-    batch = Batch(torch.nn.functional.normalize(torch.randn(70, 8), dim=1), codes, ())
-    mine, logs = stage(batch)
-    other, theirs = GeneratorStage.forward(stage, batch)
-    assert torch.allclose(mine, other, atol=1e-5) and torch.allclose(logs["nats"], theirs["nats"], atol=1e-5)
-
-
-def test_the_command_runs_rows_in_processes_and_goes_on(
+def test_the_command_runs_rows_and_goes_on(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
     words = [str(out), "--fashion", str(features), "--only", "nearest + 3 | fashion | 0", "--parts", "modality",
-             "--processes", "1", "--scale", "1e6", "--decoder", "nano", "--codes", "6", "--queries", "5",
+             "--scale", "1e6", "--decoder", "nano", "--codes", "6", "--queries", "5",
              "--work", str(tmp_path / "work"), "--commit", "abc",
              *(f"--set={name}={value}" for name, value in TINY.items())]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["published", *words])
@@ -222,4 +175,4 @@ def test_the_command_runs_rows_in_processes_and_goes_on(
     assert [line["row"] for line in body["lines"]] == ["nearest + 3"] and body["about"]["commit"] == "abc"
     assert "purity" in capsys.readouterr().out
     published.main()  # nothing is left
-    assert "s left" not in capsys.readouterr().out
+    assert "purity" not in capsys.readouterr().out

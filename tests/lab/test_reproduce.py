@@ -35,7 +35,7 @@ def call(*arguments: str) -> Any:
 
 
 # twins of others, and one that trains sixteen models: seconds for nothing new
-TWINS = ("beyond", "ours", "supplement-figure-2", "supplement-figure-3", "supplement-figure-4", "supplement-8")
+TWINS = ("beyond", "supplement-figure-2", "supplement-figure-3", "supplement-figure-4", "supplement-8")
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in TWINS])
@@ -279,10 +279,9 @@ def test_the_papers_averages() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if read_experiment(name).kind == "ablation"])
 def test_rows_of_an_ablation_change_what_they_name_and_nothing_else(name: str) -> None:
-    base = "builtin:default" if name == "ours" else "builtin:paper"
-    whole = to_dict(read_train_config(base))
+    whole = to_dict(read_train_config("builtin:paper"))
     for row in read_experiment(name).rows[1:]:
-        changed = to_dict(read_train_config(base, row.set))
+        changed = to_dict(read_train_config("builtin:paper", row.set))
         assert row.set and changed != whole
         gone = [field for rule in RULES if row.set.get(rule.switch) == 0 for field in rule.ignored]  # no effect any more
         for field in (*row.set, *gone):

@@ -260,9 +260,9 @@ def test_a_fitted_index_of_vectors_is_searched_without_torch(tmp_path: Path) -> 
 
 
 def test_unfitted_weights_are_those_of_the_torch_modules() -> None:
-    from genius.index.vectors import _config, unfitted_weights
+    from genius.model.unfitted import config_for, unfitted_weights
 
     for width in (1, 7, 40):
-        weights = unfitted_weights(_config(width), 0)
-        wanted = {name: tuple(tensor.shape) for name, tensor in Genius(_config(width)).network.state_dict().items()}
+        weights = unfitted_weights(config_for(width), 0)
+        wanted = {name: tuple(tensor.shape) for name, tensor in Genius(config_for(width)).network.state_dict().items()}
         assert {name: array.shape for name, array in weights.items()} == wanted

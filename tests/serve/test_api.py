@@ -262,17 +262,6 @@ class TestSystem:
         for item_id in ("example", "bike-1", "photo-7"):
             web.delete(f"/v1/items/{item_id}")
 
-    def test_the_collection_on_a_plane_and_all_codes_of_a_level(self, web: TestClient) -> None:
-        found = web.get("/v1/map").json()
-        assert found["count"] == web.get("/v1/info").json()["items"] == len(found["items"])
-        assert all(0 <= item["x"] <= 1 and 0 <= item["y"] <= 1 and item["codes"] for item in found["items"])
-        asked = web.get("/v1/map", params={"at": ["circle/red.png", "nobody"]}).json()
-        assert [item["id"] for item in asked["found"]] == ["circle/red.png"] and found["found"] == []
-        assert web.get("/v1/map", params={"at": [""]}).status_code == 422
-        some, all_ = (web.get(f"/v1/codes/0?children={most}").json() for most in (1, 512))
-        assert len(some["children"]) == 1 and len(all_["children"]) == all_["children_total"]
-        assert web.get("/v1/codes/0?children=0").status_code == 422
-
     def test_the_page_and_its_files(self, web: TestClient) -> None:
         page = web.get("/")
         assert page.status_code == 200 and "script-src 'self'" in page.headers["content-security-policy"]

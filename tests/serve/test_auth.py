@@ -35,7 +35,6 @@ ROUTES = [
     ("read", "GET", "/v1/images/circle/red.png"),
     ("read", "GET", "/v1/thumbnails/circle/red.png"),
     ("read", "GET", "/v1/codes"),
-    ("read", "GET", "/v1/map"),
     ("read", "GET", "/v1/codes/0"),
     ("read", "GET", "/metrics"),
     ("read", "POST", "/v1/search"),

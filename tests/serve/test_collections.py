@@ -122,15 +122,6 @@ class TestBatch:
         found = web.post("/v1/search/batch", json={"queries": queries})
         assert found.status_code == status and message in found.json()["error"]["message"], found.text
 
-    def test_hits_in_the_order_of_a_field(self, web: TestClient) -> None:
-        plain = web.post("/v1/search", json={"text": "red", "k": 20}).json()["hits"]
-        ordered = web.post("/v1/search", json={"text": "red", "k": 20, "order_by": "price", "descending": True}).json()["hits"]
-        assert {hit["id"] for hit in ordered} == {hit["id"] for hit in plain}
-        prices = [hit["metadata"]["price"] for hit in ordered]
-        assert prices == sorted(prices, reverse=True)
-        refused = web.post("/v1/search", json={"text": "red", "order_by": "nothing"})
-        assert refused.status_code == 422 and "no field 'nothing'" in refused.json()["error"]["message"]
-
 
 class TestCollections:
     @pytest.fixture

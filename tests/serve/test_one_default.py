@@ -92,7 +92,7 @@ def test_texts_are_found_where_nothing_else_matches(index: Index, tmp_path: Path
         texts.add([Item("a", text="a red circle"), Item("b", text="a blue square")])
         found = texts.search("a red circle")
         assert found.target is Modality.TEXT and len(found) == 2
-        assert texts.explain(Query("a red circle")).to_dict()["answers"]
+        assert texts.explain(Query("a red circle"))["answers"]
 
 
 def test_the_server_says_what_it_looks_for(index: Index, make_web: Callable[..., TestClient]) -> None:

@@ -435,17 +435,14 @@ def test_markup_in_items_is_text(open_page: Callable[..., Any], live: Any) -> No
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_and_theme(open_page: Callable[..., Any], scheme: str) -> None:
+def test_contrast_in_the_colours_of_the_system(open_page: Callable[..., Any], scheme: str) -> None:
     page = open_page("#q=red+circle&item=circle%2Fred.png", color_scheme=scheme)
     page.wait_for_selector("#detail .path")
     cards(page)
     low = page.evaluate(CONTRAST)
     assert low == [], low
-    other = "dark" if scheme == "light" else "light"
-    while page.evaluate("document.documentElement.dataset.theme") != other:
-        page.click("#theme")
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (max(int(n) for n in re.findall(r"\d+", dark)[:3]) < 80) is (other == "dark")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (max(int(n) for n in re.findall(r"\d+", paper)[:3]) < 80) is (scheme == "dark")
 
 
 def test_phone_layout_has_no_sideways_scroll(open_page: Callable[..., Any]) -> None:
@@ -544,76 +541,6 @@ def test_why_these_answers(open_page: Callable[..., Any]) -> None:
     assert prefix in lit and all(one.startswith(f"{prefix}-") or prefix.startswith(one) for one in lit) and below
     follow(page, ".why-path a >> nth=0")  # the tree is walked on among the codes
     assert f"codes={prefix}" in page.url and "below this prefix" in page.inner_text("#codes-title")
-
-
-def test_a_map_of_the_collection(open_page: Callable[..., Any]) -> None:
-    page = open_page("#map=")
-    settled(page)
-    sizes = page.eval_on_selector_all(
-        ".kind-area",
-        "(all) => all.map((one) => [one.querySelector('.kind-name').textContent, one.offsetWidth * one.offsetHeight])",
-    )
-    assert [name.split(" · ")[1] for name, _ in sizes] == ["36", "36", "36"]
-    assert max(size for _, size in sizes) < 1.1 * min(size for _, size in sizes)  # as large as what lives there
-    follow(page, ".area >> nth=0")
-    assert "under" in page.inner_text("#results .hint >> nth=0")
-    follow(page, ".map-tab >> text=Plane")
-    assert page.get_attribute(".plane", "data-items") == "108" and "principal components" in page.inner_text("#results")
-    until(page, "document.querySelectorAll('.dot').length > 0")
-    before = page.locator(".dot").count()
-    page.click("text=Closer")
-    page.click("text=Whole")
-    assert page.locator(".dot").count() == before
-    page.focus(".plane")  # all of it by keyboard
-    for key in ("+", "+", "ArrowRight", "ArrowDown", "-", "0", "="):
-        page.keyboard.press(key)
-    middle = page.inner_text(".plane-middle")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#detail .path")
-    assert "Enter opens it" in middle and page.inner_text("#detail-title")[:8] in middle
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#detail", state="hidden")
-    page.click("text=Whole")
-    page.click(".dot >> nth=0")
-    page.wait_for_selector("#detail .path")
-
-
-def test_the_plane_moves_under_a_finger_and_presses_open(open_page: Callable[..., Any]) -> None:
-    page = open_page("#map=plane")
-    settled(page)
-    page.click("text=Closer")
-    page.click("text=Closer")
-    place = "document.querySelector('.dot').getBoundingClientRect().x"
-    box, before = page.query_selector(".plane").bounding_box(), page.evaluate(place)
-    page.mouse.move(box["x"] + 200, box["y"] + 200)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 260, box["y"] + 220, steps=4)
-    page.mouse.up()
-    assert page.evaluate(place) - before == pytest.approx(60, abs=2) and page.is_hidden("#detail")  # moved, not opened
-    faces = "[...document.querySelectorAll('.dot')].map((dot) => dot.style.transform).join()"
-    before = page.evaluate(faces)
-    page.mouse.wheel(0, -300)
-    until(page, f"before => {faces} !== before", before)
-
-
-def test_a_search_from_the_map_marks_its_answers_there(open_page: Callable[..., Any]) -> None:
-    page = open_page("#map=plane")
-    settled(page)
-    page.fill("#text", "red circle")
-    page.press("#text", "Enter")
-    until(page, "location.hash.includes('q=')")
-    settled(page)
-    assert "24 results marked" in page.inner_text(".marked")
-    until(page, "document.querySelectorAll('.dot.hit').length > 0")
-    ranks = page.eval_on_selector_all(".dot.hit", "(all) => all.map((dot) => Number(dot.textContent.match(/\\d+$/)[0]))")
-    assert 1 in ranks and len(set(ranks)) == len(ranks)  # the best is never hidden by another
-    follow(page, ".map-tab >> text=Areas")
-    assert 0 < page.locator(".area.hit").count() < page.locator(".area").count()
-    follow(page, "text=Show them as a list")
-    found = cards(page)
-    assert len(found) == 24 and page.input_value("#text") == "red circle"
-    follow(page, "text=On the map")
-    assert page.locator(".plane").count() == 1
 
 
 def listed(url: str, name: str) -> int:
@@ -775,7 +702,7 @@ def test_adding_on_a_phone(open_page: Callable[..., Any], shelf: Any, tmp_path: 
     page.tap("#add-go")
     until(page, "!document.querySelector('#add-dialog').open")
     assert listed(shelf.url, "phone.png") == 200
-    page.goto(page.url.split("#")[0] + "#map=plane")
+    page.goto(page.url.split("#")[0] + "#codes=0")
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
@@ -796,7 +723,7 @@ def test_near_duplicates_stand_beside_an_item(open_page: Callable[..., Any], liv
         httpx.delete(f"{live.url}/v1/items/twin", trust_env=False, timeout=60)
 
 
-SCREENS = ("", "#q=red+circle&target=image&why=1&item=circle%2Fred.png", "#codes=0", "#map=", "#map=plane")
+SCREENS = ("", "#q=red+circle&target=image&why=1&item=circle%2Fred.png", "#codes=0")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

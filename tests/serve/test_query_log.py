@@ -62,5 +62,5 @@ def test_a_service_logs_queries_from_which_the_index_learns(
     learned = json.loads(done.stdout)
     assert QUERIES <= learned["queries"] <= 2 * (QUERIES + 2)  # images may be searched bare and in pairs
     with Index.open(path, Genius.from_pretrained(calibrated)) as index:
-        explained = index.explain(Query("a red circle")).to_dict()
+        explained = index.explain(Query("a red circle"))
     assert any(answer["item_bias"] is not None for answer in explained["answers"])

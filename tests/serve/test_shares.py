@@ -210,7 +210,7 @@ def test_images_that_decode_to_more_than_the_budget_are_refused_by_their_header(
         assert "MB to decode" in found.json()["error"]["message"]
 
 
-def test_explanations_and_maps_wait_in_the_queue_of_searches() -> None:
+def test_explanations_wait_in_the_queue_of_searches() -> None:
     """A plain search that comes after eight explanations is answered after the one that runs."""
     index = SlowIndex()
 

@@ -25,7 +25,7 @@ from genius.train.metrics import mean_hits
 from genius.train.quantizer import QuantizerStage
 
 CPU = torch.device("cpu")
-PAPER = {"generator__inputs": "scalar", "model__recipe": "paper"}
+PAPER = {"generator__inputs": "linear", "model__recipe": "paper"}
 
 
 def learn(stage: Stage, config: StageConfig, tmp_path: Path) -> None:
@@ -59,8 +59,7 @@ def test_all_stages_train_and_the_model_loads_again(tmp_path: Path) -> None:
         {"model__recipe": "published", "model__modality_code": "nearest", "generator__inputs": "sqrt-per-dimension"},
         {**PAPER, "model__shared": True, "generator__inputs": "queries"},
         {"quantizer__contrastive_weight": 0.0, "quantizer__rq_weight": 1.0, "quantizer__mse_weight": 1.0},
-        {"generator__virtual": 0.0},
-        {"run__accumulate": 2, "generator__virtual": 0.5, "held_out": 0.0},
+        {"run__accumulate": 2, "held_out": 0.0},
     ],
 )
 def test_every_switch_trains(changes: dict[str, object], tmp_path: Path) -> None:
@@ -187,13 +186,10 @@ def test_the_papers_inputs_are_augmented_questions(tmp_path: Path) -> None:
 def test_augmentation_stays_between_query_and_target() -> None:
     torch.manual_seed(0)
     query, target = (F.normalize(torch.randn(200, 8), dim=1) for _ in range(2))
-    for form in ("scalar", "sqrt-per-dimension"):
-        augment = Augmentation(form=form)  # type: ignore[arg-type]
-        mixed = augment(query, target, augment.draw(200, query.shape[1], CPU, 0))
-        assert mixed.norm(dim=1).allclose(torch.ones(200))
-        assert ((mixed * (query + target)).sum(1) > 0).all()
-    scalar = Augmentation(form="scalar")(query, target, torch.full((200, 1), 0.25))
-    torch.testing.assert_close(scalar, F.normalize(0.25 * query + 0.75 * target, dim=1))  # Eq. 11
+    augment = Augmentation("sqrt-per-dimension")
+    mixed = augment(query, target, augment.draw(200, query.shape[1], CPU, 0))
+    assert mixed.norm(dim=1).allclose(torch.ones(200))
+    assert ((mixed * (query + target)).sum(1) > 0).all()
     assert torch.equal(Augmentation(form="queries")(query, target, torch.zeros(200, 1)), query)
 
 
@@ -209,7 +205,6 @@ def test_equation_11_as_printed_keeps_its_length_and_the_first_batch_starts_the_
     mu = torch.full((5, 1), 0.25)
     printed = Augmentation("linear")(query, target, mu)
     assert torch.allclose(printed, 0.25 * query + 0.75 * target) and not torch.allclose(printed.norm(dim=1), torch.ones(5))
-    assert torch.allclose(Augmentation("scalar")(query, target, mu), F.normalize(printed, dim=1))
     change_recipe(kmeans_from="first-batch")
     config = small_config(tmp_path, quantizer__quantize_from=0.0, model__width=16)
     data = small_data()

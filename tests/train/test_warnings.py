@@ -58,7 +58,7 @@ def test_a_collapsed_quantizer_is_reported_while_training(tmp_path: Path, capfd:
 
 
 def test_a_decoder_at_chance_is_reported_once_while_training(tmp_path: Path) -> None:
-    paper = {"model__recipe": "paper", "generator__inputs": "scalar", "encoder__steps": 2}
+    paper = {"model__recipe": "paper", "generator__inputs": "linear", "encoder__steps": 2}
     train(small_config(tmp_path / "stuck", **paper, generator__lr=1e-12, generator__steps=20), small_data(), quiet=True)
     found = [line for line in warnings_of(tmp_path / "stuck") if "at chance" in line]
     assert len(found) == 1 and "guessing is 2.08" in found[0]  # ln 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +12,10 @@ import typer
 from genius.cli.common import command, emit, note
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, counted, without_controls
-from genius.types import Item, Query
+from genius.types import Query
 
 if TYPE_CHECKING:
     from genius.index import Index
-    from genius.index.explaining import BeamTrace, Explanation
 
 TextOption = Annotated[str | None, typer.Option("--text", "-t", help="Query text. Combine it with --image for a composed query.")]
 ImageOption = Annotated[
@@ -32,6 +31,10 @@ InstructionOption = Annotated[str | None, typer.Option(help="Instruction for the
 WhereOption = Annotated[str | None, typer.Option(help="SQL condition on metadata: \"price < 50 AND colour IN ('red', 'blue')\".")]
 
 NEIGHBOURS = 3  # items shown under a code
+LEGEND = (
+    "*: leads to a hit; x: not among the beams. log p: log-probability of a code, given the codes before it (given: the query's "
+    "target). items: below the prefix. Then words of these items that items of other codes lack."
+)
 MinusOption = Annotated[str | None, typer.Option(help="Text or image path to steer away from.")]
 ModalityOption = Annotated[str | None, typer.Option(help="Return only items of exactly this modality: image, text or pair.")]
 
@@ -132,7 +135,7 @@ def search(
         likely = ""
         if hit.probability is not None:
             likely = f"  {100 * hit.probability:3.0f} %"
-        print(f"{rank:3}  {hit.score:.4f}{likely}  {without_controls(hit.id + about(hit.item))}")
+        print(f"{rank:3}  {hit.score:.4f}{likely}  {without_controls(hit.id + about(hit.item.text, hit.item.metadata))}")
     if open_first and hits and isinstance(hits[0].item.image, str | Path):
         typer.launch(str(hits[0].item.image))
     if hits and hits.doubtful:
@@ -182,13 +185,13 @@ def check_query(text: str | None, image: Path | None) -> None:
         raise GeniusError("the query is empty: give text, --image, or both")
 
 
-def about(item: Item) -> str:
+def about(text: str | None, metadata: Mapping[str, Any]) -> str:
     """An item's text and metadata, shortened for one line."""
-    text = " ".join((item.text or "").split())
+    text = " ".join((text or "").split())
     if len(text) > 70:
         text = text[:69] + "…"
-    metadata = ", ".join(f"{key}={value}" for key, value in item.metadata.items())
-    return "".join(f"  {part}" for part in (text, metadata) if part)
+    fields = ", ".join(f"{key}={value}" for key, value in metadata.items())
+    return "".join(f"  {part}" for part in (text, fields) if part)
 
 
 @command
@@ -200,7 +203,7 @@ def duplicates(
             metavar="N",
             min=0.0,
             max=1.0,
-            help="Cosine similarity from which two items are duplicates. 1: equal vectors. Default: calibrated on images.",
+            help="Cosine similarity from which two items are duplicates. Default: 0.97 of texts, 0.95 of images.",
         ),
     ] = None,
     model: ModelOption = None,
@@ -209,7 +212,7 @@ def duplicates(
 ) -> None:
     """Find near-duplicates: the same photo twice, resized, or compressed again.
 
-    Objects of one shape in different colours are not duplicates.
+    Images must also look the same: objects of one shape in different colours are not duplicates.
 
     Examples:
       genius duplicates my.genius
@@ -289,49 +292,45 @@ def explain(
         request = SearchRequest(k, where, strict=wanted.strict, any_modality=wanted.any_modality)
         found = index.explain(query, request, shown=3, rejected=2)
     if as_json:
-        emit(found.to_dict())
+        emit(found)
         return
     for lines in _lines(found):
         for line in lines.split("\n"):
             print(without_controls(line))
 
 
-def _lines(found: Explanation) -> Iterator[str]:
+def _lines(found: dict[str, Any]) -> Iterator[str]:
     """An explanation for people."""
-    from genius.index.explaining import LEGEND
-
-    yield found.summary
-    if not found.answers:
-        yield found.hits.why or "nothing found"
-    if found.traces:
+    yield found["summary"]
+    if not found["answers"]:
+        yield found["why"] or "nothing found"
+    if found["traces"]:
         yield LEGEND
-    for one in found.traces:
-        yield from _trace_lines(one, found.hits.plan)
-    for rank, answer in enumerate(found.answers, start=1):
-        hit = answer.hit
-        if not found.fitted:
-            yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
+    for one in found["traces"]:
+        yield from _trace_lines(one, found["plan"])
+    for rank, answer in enumerate(found["answers"], start=1):
+        yield f"{rank:3}  {answer['score']:.4f}  {answer['id']}{about(answer['text'], answer['metadata'])}"
+        if not found["fitted"]:
             continue
-        likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer.log_p)
-        if answer.lost_at is None:
+        likely = " ".join("given" if p is None else f"{p:.2f}" for p in answer["log_p"])
+        if answer["lost_at"] is None:
             fate = "in the beam to the end"
         else:
-            fate = f"not in the beam from code {answer.lost_at + 1} on"
-        yield f"{rank:3}  {hit.score:.4f}  {hit.id}{about(hit.item)}"
-        yield f"     ID {' '.join(map(str, hit.codes))}   log-probabilities {likely}   {fate}"
-        if answer.item_bias is not None:
-            yield f"     item bias {answer.item_bias:+.4f}, taken off its similarity (learned from queries)"
+            fate = f"not in the beam from code {answer['lost_at'] + 1} on"
+        yield f"     ID {' '.join(map(str, answer['codes']))}   log-probabilities {likely}   {fate}"
+        if answer["item_bias"] is not None:
+            yield f"     item bias {answer['item_bias']:+.4f}, taken off its similarity (learned from queries)"
 
 
-def _trace_lines(one: BeamTrace, plan: str | None) -> Iterator[str]:
+def _trace_lines(one: dict[str, Any], plan: str | None) -> Iterator[str]:
     target = ""
-    if one.target is not None:
-        target = f" of the modality {one.target}"
+    if one["target"] is not None:
+        target = f" of the modality {one['target']}"
     if plan == "beam":
         yield f"beam search for IDs{target}:"
     else:
         yield f"codes decided nothing here; a beam search for IDs{target} would go:"
-    for node in one.tree():
+    for node in one["tree"]:
         yield from _branch(node, 1)
     yield ""
 
@@ -399,4 +398,4 @@ def _explain_prefix(index: Index, prefix: list[int | None], as_json: bool) -> No
     for code, count in list(view.children.items())[:20]:
         print(f"  next code {code:>6}  {counted(count, 'item', 9)}".rstrip())
     for item in view.items:
-        print(f"  {without_controls(item.id + about(item))}")
+        print(f"  {without_controls(item.id + about(item.text, item.metadata))}")

@@ -36,7 +36,7 @@ from genius.encoders.base import (
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import write_json
-from genius.known_instructions import KnownInstructions
+from genius.instructions import KnownInstructions
 from genius.pictures import PictureWorkers
 from genius.types import Modality
 from genius.weight_files import read_tensors

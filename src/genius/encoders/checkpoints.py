@@ -1,8 +1,9 @@
 """Checkpoints in other layouts than transformers': UniIR's CLIP-SF (`uniir:FILE`), and CLIP as open_clip publishes it.
 
-Both are OpenAI's CLIP layout (`openai_clip`) and give a `ClipEncoder`. A UniIR file is read by `genius.torch_file`, and has no
-tokenizer: it is searched next to the file, then on a hub. A tokenizer without the model's special token is passed over, because
-its ids would mean other words. open_clip models with towers of timm or a language model, or with another pooling, are refused.
+Both are OpenAI's CLIP layout, whose sizes are read from the tensors, and give a `ClipEncoder`. A UniIR file is read by
+`genius.torch_file`, and has no tokenizer: it is searched next to the file, then on a hub. A tokenizer without the model's special
+token is passed over, because its ids would mean other words. open_clip models with towers of timm or a language model, or with
+another pooling, are refused.
 
 UniIR's other models, the paper's baselines CLIP-FF, BLIP-SF and BLIP-FF, are refused.
 """
@@ -10,16 +11,19 @@ UniIR's other models, the paper's baselines CLIP-FF, BLIP-SF and BLIP-FF, are re
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from genius.encoders.inputs import CLIP_MEAN, CLIP_STD, Pixels
-from genius.encoders.openai_clip import clip_from_openai
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.errors import GeniusError, said
 from genius.files import read_json
 from genius.torch_file import read_checkpoint
-from genius.weight_files import read_tensors
+from genius.weight_files import build, check_fit, depth, grid_side, heads, read_tensors, reading_sizes
 
 CLIP_HUB = "openai/clip-vit-large-patch14"
 END = "<|endoftext|>"
@@ -105,7 +109,7 @@ class OpenClipFolder:
             vision = dict(model["vision_cfg"])
             text = dict(model["text_cfg"])
             _refuse_others(vision, text, pixels, where)
-            heads = (int(vision["width"]) // int(vision.get("head_width", 64)), int(text["heads"]))
+            attention = (int(vision["width"]) // int(vision.get("head_width", 64)), int(text["heads"]))
             picture = Pixels(
                 size=int(vision["image_size"]),
                 filter=pixels.get("interpolation", "bicubic"),
@@ -123,7 +127,7 @@ class OpenClipFolder:
         activation = "gelu"
         if model.get("quick_gelu", False):
             activation = "quick_gelu"
-        return ClipEncoder(clip_from_openai(state, str(weights), activation, heads), clip_tokenizer(directory), picture)
+        return ClipEncoder(clip_from_openai(state, str(weights), activation, attention), clip_tokenizer(directory), picture)
 
 
 def _refuse_others(vision: dict[str, Any], text: dict[str, Any], pixels: dict[str, Any], where: str) -> None:
@@ -140,3 +144,119 @@ def _refuse_others(vision: dict[str, Any], text: dict[str, Any], pixels: dict[st
         raise GeniusError(f"{where}: ResNet image towers are not supported, only vision transformers")
     if pixels.get("resize_mode", "shortest") not in ("shortest", "squash"):
         raise GeniusError(f"{where}: resize_mode = {pixels['resize_mode']!r} is not supported")
+
+
+# -- OpenAI's layout as a transformers `CLIPModel` ----------------------------------------------------------------
+
+# OpenAI's name -> transformers' name, inside one transformer block
+BLOCK = {
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "attn.out_proj": "self_attn.out_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+OPENAI_NAMES = re.compile(
+    r"(visual\.)?transformer\.resblocks\.\d+\.(attn\.in_proj_|(ln_[12]|attn\.out_proj|mlp\.c_fc|mlp\.c_proj)\.)(weight|bias)"
+    r"|(visual\.ln_pre|visual\.ln_post|ln_final)\.(weight|bias)|visual\.(class_embedding|conv1\.weight|proj)"
+    r"|(visual\.)?positional_embedding|token_embedding\.weight|text_projection|logit_scale"
+    r"|input_resolution|context_length|vocab_size"  # numbers that OpenAI's own files carry along
+)
+
+
+def clip_from_openai(
+    state: dict[str, Tensor],
+    where: str = "the checkpoint",
+    activation: str = "quick_gelu",
+    attention: tuple[int, int] | None = None,
+) -> Any:
+    """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read from the tensors.
+
+    Args:
+        state: Tensors by name.
+        where: Begins errors.
+        activation: Of the MLPs, by transformers' name.
+        attention: Heads of the image tower and of the text tower; None: one per 64 channels, as OpenAI's.
+
+    Raises:
+        GeniusError: If the tensors are not a whole CLIP with a vision transformer.
+    """
+    transformers = import_transformers()
+    if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
+        content = f"no CLIP and no BLIP ({len(state)} tensors, first: {next(iter(state), '')})"
+        if any(name.startswith("visual.layer1") for name in state):
+            content = "a ResNet CLIP"
+        raise GeniusError(f"{where} holds {content}; UniIR's models have a vision transformer in OpenAI's or BLIP's layout")
+    unknown = [name for name in state if not OPENAI_NAMES.fullmatch(name)]
+    if unknown:
+        raise GeniusError(f"{where} is not OpenAI's CLIP: {len(unknown)} tensors unknown (first: {unknown[0]})")
+    with reading_sizes(where, "a whole CLIP"):
+        config = _config(transformers, state, where, activation, attention)
+        mapped = _map(state)
+    shapes = {name: tensor.shape for name, tensor in mapped.items()}
+    model = build(lambda: transformers.CLIPModel(config), shapes, where)
+    check_fit(model, shapes, where)
+    model.load_state_dict(mapped)
+    return model
+
+
+def _config(transformers: Any, state: dict[str, Tensor], where: str, activation: str, attention: tuple[int, int] | None) -> Any:
+    vision_width, _, patch, _ = state["visual.conv1.weight"].shape
+    grid = grid_side(state["visual.positional_embedding"].shape[0], where)
+    vocabulary, text_width = state["token_embedding.weight"].shape
+    shared = {"hidden_act": activation, "layer_norm_eps": 1e-5}
+    seeing, reading = attention or (heads(vision_width, where), heads(text_width, where))
+    vision = {
+        "hidden_size": vision_width,
+        "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
+        "num_hidden_layers": depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": seeing,
+        "image_size": grid * patch,
+        "patch_size": patch,
+        **shared,
+    }
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": text_width,
+        "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
+        "num_hidden_layers": depth(state, r"transformer\.resblocks\.(\d+)\."),
+        "num_attention_heads": reading,
+        "max_position_embeddings": state["positional_embedding"].shape[0],
+        "bos_token_id": vocabulary - 2,
+        "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax
+        "pad_token_id": vocabulary - 1,
+        **shared,
+    }
+    return transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=state["text_projection"].shape[1])
+
+
+def _map(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    out = {
+        "logit_scale": state.get("logit_scale", torch.tensor(4.6052)),
+        "visual_projection.weight": state["visual.proj"].T,
+        "text_projection.weight": state["text_projection"].T,
+        "vision_model.embeddings.class_embedding": state["visual.class_embedding"],
+        "vision_model.embeddings.patch_embedding.weight": state["visual.conv1.weight"],
+        "vision_model.embeddings.position_embedding.weight": state["visual.positional_embedding"],
+        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
+        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
+    }
+    # "pre_layrnorm" is transformers' own spelling
+    norms = {
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+        "ln_final": "text_model.final_layer_norm",
+    }
+    for theirs, ours in norms.items():
+        for part in ("weight", "bias"):
+            out[f"{ours}.{part}"] = state[f"{theirs}.{part}"]
+    for theirs, ours in (("visual.transformer", "vision_model.encoder"), ("transformer", "text_model.encoder")):
+        for layer in range(depth(state, re.escape(theirs) + r"\.resblocks\.(\d+)\.")):
+            block = f"{theirs}.resblocks.{layer}"
+            target = f"{ours}.layers.{layer}"
+            for part in ("weight", "bias"):
+                for old, new in BLOCK.items():
+                    out[f"{target}.{new}.{part}"] = state[f"{block}.{old}.{part}"]
+                for name, tensor in zip("qkv", state[f"{block}.attn.in_proj_{part}"].chunk(3), strict=True):
+                    out[f"{target}.self_attn.{name}_proj.{part}"] = tensor
+    return {name: tensor.detach().float().contiguous() for name, tensor in out.items()}

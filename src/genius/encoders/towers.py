@@ -251,9 +251,7 @@ class TowersEncoder(nn.Module):
         Args:
             images: RGB pictures.
         """
-        vectors = self.tower_images(images)
-        absent = torch.zeros(len(vectors), self.heads.text_width)
-        return self._through_heads(vectors, absent, True).image
+        return self._through(self.heads.image, self.tower_images(images))
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
@@ -262,13 +260,11 @@ class TowersEncoder(nn.Module):
         Args:
             texts: Texts.
         """
-        vectors = self.tower_texts(texts)
-        absent = torch.zeros(len(vectors), self.heads.image_width)
-        return self._through_heads(absent, vectors, False).text
+        return self._through(self.heads.text, self.tower_texts(texts))
 
-    def _through_heads(self, image: Tensor, text: Tensor, is_image: bool) -> Features:
-        mask = torch.full((len(image),), is_image)
-        return self.heads.apply_chunked(Features(image, text, mask, ~mask))
+    def _through(self, head: Head, vectors: Tensor) -> Tensor:
+        out: Tensor = head(vectors.to(head.project.weight.device)).cpu()
+        return out
 
     def save(self, directory: Path) -> None:
         """Write the encoder as a folder that `load` reads.

@@ -30,7 +30,6 @@ from genius.encoders.objects import as_encoder
 from genius.errors import GeniusError, counted
 from genius.features import Features
 from genius.fit.synthetic_queries import SyntheticQueries, synthesize_queries
-from genius.index.vectors import model_for_vectors
 from genius.model.codebooks import choose_level_sizes
 from genius.model.config import FusionConfig, GeniusConfig
 from genius.model.generator import Generator
@@ -38,6 +37,7 @@ from genius.model.genius import Genius
 from genius.model.known_items import Knows, knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
 from genius.model.query_bank import QueryBank
+from genius.model.unfitted import config_for, neutral_queries, unfitted_weights
 from genius.pictures import LARGE, give_back
 from genius.ranking import nearest_rows
 from genius.search import CodeTrie, SearchEngine, SearchParams
@@ -233,14 +233,15 @@ def unfitted_model(
     config = config or FitConfig()
     features.check(features.width)
     fusion = sum_fusion(features)
-    blank = model_for_vectors(features.width, config.seed)
-    model = Genius(replace(blank.config, encoder=encoder_uri), encoder)
-    model.network.load_state_dict(blank.network.state_dict())
+    blank = config_for(features.width)
+    model = Genius(replace(blank, encoder=encoder_uri), encoder)
+    weights = unfitted_weights(blank, config.seed)
+    model.network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     model.fusion.load_state_dict(fusion.state_dict())
     chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(config.seed))[:UNFITTED_SAMPLE]
     some = features[chosen]
     model.quantizer.initialise(fusion.embed(some), some.modality, 0, config.seed)
-    model.queries = blank.queries
+    model.queries = neutral_queries(features.width)
     about: dict[str, Any] = {"fitted": False, "items": len(features)}
     if encoder_uri is not None:
         about["encoder"] = encoder_uri

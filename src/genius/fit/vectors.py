@@ -26,10 +26,11 @@ from genius.fit.synthetic_queries import SyntheticQueries
 from genius.index import Index
 from genius.index.folder import read_about, save_inside
 from genius.index.ingest import Indexed, IngestConfig, IngestReport, find_files, ingest, read_items
-from genius.index.vectors import features_of_items, features_of_queries, neutral_queries
+from genius.index.vectors import features_of_items, features_of_queries
 from genius.model.genius import Genius
 from genius.model.quantizer import Fusion
 from genius.model.query_bank import QueryBank
+from genius.model.unfitted import neutral_queries
 from genius.ranking import nearest_rows
 from genius.search.scan import compared_whole
 from genius.types import Item, Modality, Query

@@ -18,7 +18,7 @@ import numpy as np
 from genius.errors import GeniusError, Problems, counted
 from genius.index import cache, commit
 from genius.index import metadata as meta
-from genius.index.commit import hint_of, table_folder, versions_on_disk
+from genius.index.commit import table_folder, versions_on_disk
 from genius.index.folder import About, about_of
 from genius.index.ledger import ROW, SUM, VECTORS, Ledger, LedgerState, size_in
 from genius.index.paths import ABOUT, ASIDE, CACHE, LEDGER, refuse_foreign
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ATTEMPTS = 5  # at an index that others are changing
-LOOKS = 10  # at a cache that another process may be removing
 FAST_LIMIT = 16 << 20  # bytes of a cache's file whose checksum a fast check compares
 
 
@@ -141,8 +140,6 @@ def _files(folder: Path, state: LedgerState, report: CheckReport) -> None:
     report.problems += commit.differences(folder, state.files, deep=not report.fast, tolerate_missing=state.cleaning)
     if state.head not in versions_on_disk(folder):
         report.problems.append(commit.missing_head(folder, state))
-    if hint_of(folder) not in (None, max(versions_on_disk(folder), default=0)):
-        report.notes.append(f"items.lance/{commit.VERSIONS}/{commit.HINT} is stale, as after a kill; nothing trusts it")
     stray = [version for version in versions_on_disk(folder) if version > state.head]
     if stray:
         report.notes.append(f"version {stray[-1]} was never acknowledged: a writer died; the next one sets it aside")
@@ -171,10 +168,7 @@ def _caches(folder: Path, about: About, report: CheckReport) -> None:
     """A line for each cache that is not as it was written, or is not used."""
     for path in sorted((folder / CACHE).glob("[0-9]*")):
         name = f"{CACHE}/{path.name}"
-        if _goes(path):
-            continue
-        if not (path / cache.BASE).exists():
-            report.notes.append(f"{name} is not whole; it is built anew when needed")
+        if not (path / cache.BASE).exists():  # it is being written or removed: nothing uses it
             continue
         try:
             noted = cache.read_base(path)
@@ -184,17 +178,6 @@ def _caches(folder: Path, about: About, report: CheckReport) -> None:
                 report.notes.append(f"{name} is of another index, model or format; it is built anew when needed")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             report.problems.append(f"{name}/{cache.BASE}: {error} (it is built anew when needed)")
-
-
-def _goes(path: Path) -> bool:
-    """Whether another process is removing a cache, or has just put another in its place."""
-    for _ in range(LOOKS):
-        if (path / cache.BASE).exists():
-            return False
-        if not path.exists():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 # -- rows --------------------------------------------------------------------------------------------------------

@@ -15,18 +15,18 @@ import shutil
 import struct
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from genius.errors import GeniusError
-from genius.files import parse_json, sync_tree
+from genius.files import disk_errors, sync_tree
 from genius.index.ledger import MISSING, Damaged, Ledger, LedgerState, difference, file_sum, size_in
 from genius.index.paths import ASIDE, TABLE, remove
 
 VERSIONS = "_versions"
-HINT = "latest_version_hint.json"
+HINT = "latest_version_hint.json"  # what LanceDB notes as its newest version: stale after a kill, and never trusted
 BASE_PATHS = 18  # the field of a manifest (Lance's table.proto) that names other places with files of the table
 ENDINGS = {".lance": b"LANC", ".manifest": b"LANC", ".arrow": b"ARROW1"}  # of files that are whole
 DATA_FILE = re.compile(r"data/[0-9A-Za-z_-]+\.lance")
@@ -59,19 +59,6 @@ def versions_on_disk(folder: Path) -> list[int]:
     except OSError:
         return []
     return sorted(2**64 - 1 - int(match[1]) for match in (re.fullmatch(r"(\d{1,20})\.manifest", name) for name in names) if match)
-
-
-def hint_of(folder: Path) -> int | None:
-    """The version that LanceDB notes as its newest; never trusted, stale after a kill. None: there is no note; -1: nonsense."""
-    try:
-        noted = parse_json((table_folder(folder) / VERSIONS / HINT).read_bytes())
-        if list(noted) == ["version"]:
-            return int(noted["version"])
-        return -1
-    except OSError:
-        return None
-    except (ValueError, TypeError):
-        return -1
 
 
 def table_files(folder: Path) -> list[str]:
@@ -243,12 +230,8 @@ def forget_cleaned(folder: Path, ledger: Ledger, durable: bool) -> None:
         ledger.rewrite(replace(state, files=files, shown=shown, cleaning=False), durable)
 
 
-@contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise GeniusError(f"cannot write to {folder}: {error.strerror or error}; nothing that was there is lost") from None
+def _disk(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return disk_errors(f"cannot write to {folder}", "; nothing that was there is lost")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 and items for each code; and, in one line, whether it holds things that its model does not know, or more than its codes were
 fitted to.
 
-`explain` gives plain data (`Explanation.to_dict()` is JSON) for the command line, the HTTP service and its page. The numbers are
-the decoder's (`genius.search.beam`); a code's words are those that its items have and the items of other codes lack. `below` is
-what lives under a prefix of codes. `advice` looks at a sample of what is stored, embeddings and codes; nothing is encoded.
+`explain` gives plain data, the same in Python, on the command line and over HTTP. The numbers are the decoder's
+(`genius.search.beam`); a code's words are those that its items have and the items of other codes lack. `below` is what lives
+under a prefix of codes. `advice` looks at a sample of what is stored, embeddings and codes; nothing is encoded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from genius.search.beam import Trace
 
 Prefix = tuple[int, ...]
+Plain = dict[str, Any]  # as JSON
 SAMPLED_ITEMS = 24  # items below a code whose words are counted
 WORDS = 3  # shown of a code
 EXAMPLES = 3
@@ -52,119 +52,6 @@ EMPTY_WORDS = frozenset(
 NOT_FITTED = "nothing fitted yet: there is no ID to generate, and none is needed"
 """Of an index that is compared whole (`genius.fit.unfitted_model`)."""
 
-LEGEND = (
-    "*: leads to a hit; x: not among the beams. log p: log-probability of a code, given the codes before it (given: the query's "
-    "target). items: below the prefix. Then words of these items that items of other codes lack."
-)
-"""What the marks and columns of a printed trace mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """One code that could follow others."""
-
-    prefix: Prefix  # the codes up to and with this one
-    log_p: float | None  # log-probability of this code, given those before; None: it was given
-    total: float  # log-probability of the whole prefix
-    items: int  # below it
-    kept: bool  # whether it was among the beams
-    rank: int | None  # its place among the beams, from 1
-    answer: bool  # whether a hit lies below it
-    words: tuple[str, ...] = ()
-    examples: tuple[str, ...] = ()  # ids of items below it
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedLevel:
-    """One level of a beam search."""
-
-    level: int
-    competing: int  # codes that could follow the beams
-    beams: int  # how many were kept
-    items: int  # below what was kept
-    codes: tuple[Code, ...]  # the best that were kept, those that lead to hits, and the best rejected; best first
-
-
-@dataclass(frozen=True, slots=True)
-class BeamTrace:
-    """How a beam search generates IDs for one target modality."""
-
-    target: str | None  # the modality that was given as the first code; None: the decoder generated it
-    steps: tuple[ExplainedLevel, ...]
-
-    def tree(self) -> list[dict[str, Any]]:
-        """The codes of all steps as a tree: each holds those that follow it as `children`."""
-        nodes: dict[Prefix, dict[str, Any]] = {}
-        roots: list[dict[str, Any]] = []
-        for code in (code for step in self.steps for code in step.codes):
-            node = {**asdict(code), "children": []}
-            nodes[code.prefix] = node
-            above = nodes.get(code.prefix[:-1])
-            siblings = roots
-            if above is not None:
-                siblings = above["children"]
-            siblings.append(node)
-        return roots
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedHit:
-    """One hit, and how likely each code of its ID was."""
-
-    hit: Hit
-    log_p: tuple[float | None, ...]  # log-probability of each code, given those before; None: it was given; (): not fitted
-    lost_at: int | None  # level at which the beams lost it (flat and scan find it all the same); None: never
-    item_bias: float | None = None  # what was taken off its similarity; None: nothing was learned from queries
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        further = {"log_p": list(self.log_p), "lost_at": self.lost_at, "item_bias": self.item_bias}
-        return {**self.hit.to_dict(), **further}
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What `Index.explain` gives."""
-
-    hits: Hits  # what is explained, and which plan found it
-    answers: list[ExplainedHit]
-    traces: list[BeamTrace]  # one for each target modality that was searched
-    target: str | None  # the target modality; None: any
-    fitted: bool  # whether codes and decoder were fitted; if not, nothing is traced
-    pictures: frozenset[str] = frozenset()  # ids among the examples that have an image
-
-    @property
-    def summary(self) -> str:
-        """In one line, the plan that really ran."""
-        hits = self.hits
-        plan = "none (nothing to search)"
-        if hits.plan in PLANS:
-            plan = f"{hits.plan} ({hits.considered:,} {PLANS[hits.plan]})"
-        line = f"plan: {plan} · target: {self.target or 'any modality'}"
-        if hits.fusion is not None:
-            weights = ", ".join(f"{name} {weight:g}" for name, weight in hits.fusion.items())
-            line = f"{line} · fused by reciprocal ranks: {weights}"
-        if not self.fitted:
-            line = f"{line} · {NOT_FITTED}"
-        return line
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        hits = self.hits
-        return {
-            "summary": self.summary,
-            "plan": hits.plan,
-            "considered": hits.considered,
-            "fusion": None if hits.fusion is None else dict(hits.fusion),
-            "answers": [answer.to_dict() for answer in self.answers],
-            "traces": [{**asdict(one), "tree": one.tree()} for one in self.traces],
-            "answerable": hits.answerable,
-            "doubtful": hits.doubtful,
-            "pictures": sorted(self.pictures),
-            "why": hits.why,
-            "fitted": self.fitted,
-        }
-
 
 def explain(
     state: Index,
@@ -174,8 +61,8 @@ def explain(
     request: SearchRequest,
     shown: int,
     rejected: int,
-) -> Explanation:
-    """How the hits of a query came about, as the index is now.
+) -> dict[str, Any]:
+    """How the hits of a query came about, as the index is now; see `Index.explain`.
 
     Args:
         state: The index.
@@ -194,33 +81,60 @@ def explain(
         parts = spread([query], state.modalities())[0]
     model = state.model
     embedded = searching.embed_queries(model, parts)
-    traces: list[BeamTrace] = []
-    answers: dict[str, ExplainedHit] = {}
-    label = _label(query)
+    traces: list[Plain] = []
+    answers: dict[str, Plain] = {}
     with state.lock:
         live = state.current(model=model)
         engine = live.engine()
-        if engine is None or live.alive == 0:
-            return Explanation(hits, [], [], label, model.fitted)
         params = request.settings(model, state.about.vectors)
         for number, part in enumerate(parts):
+            if engine is None or live.alive == 0:
+                break
             part_hits = [hit for hit in hits if part.target is None or hit.modality == part.target]
             biases = _item_biases(live, engine, int(embedded.modality[number]), part_hits, params)
-            if not model.fitted:  # there is no ID to trace
-                answers |= {hit.id: ExplainedHit(hit, (), None, bias) for hit, bias in zip(part_hits, biases, strict=True)}
-                continue
-            trace = _traced(live, engine, part, embedded.z[number : number + 1], part_hits, request.where, params, rejected)
-            traces.append(_beam_trace(part, trace, [hit.codes for hit in part_hits], shown))
-            for hit, path, bias in zip(part_hits, trace.paths.tolist(), biases, strict=True):
-                answers[hit.id] = _answer(hit, path, trace, bias)
-        traces, pictures = _described(live, traces)
-    return Explanation(hits, [answers[hit.id] for hit in hits if hit.id in answers], traces, label, model.fitted, pictures)
+            for hit, bias in zip(part_hits, biases, strict=True):
+                answers[hit.id] = {**hit.to_dict(), "log_p": [], "lost_at": None, "item_bias": bias}
+            if model.fitted:  # else there is no ID to trace
+                trace = _traced(live, engine, part, embedded.z[number : number + 1], part_hits, request.where, params, rejected)
+                traces.append({"target": _label(part), "steps": _steps(trace, [hit.codes for hit in part_hits], shown)})
+                for hit, path in zip(part_hits, trace.paths.tolist(), strict=True):
+                    answers[hit.id] |= _fate(hit, path, trace)
+        pictures = _describe(live, traces)
+    for body in traces:
+        body["tree"] = _tree(body["steps"])
+    return {
+        "summary": _summary(hits, _label(query), model.fitted),
+        "plan": hits.plan,
+        "considered": hits.considered,
+        "fusion": None if hits.fusion is None else dict(hits.fusion),
+        "answers": [answers[hit.id] for hit in hits if hit.id in answers],
+        "traces": traces,
+        "answerable": hits.answerable,
+        "doubtful": hits.doubtful,
+        "pictures": pictures,
+        "why": hits.why,
+        "fitted": model.fitted,
+    }
 
 
 def _label(query: Query) -> str | None:
     if query.target is None:
         return None
     return query.target.label
+
+
+def _summary(hits: Hits, target: str | None, fitted: bool) -> str:
+    """In one line, the plan that really ran."""
+    plan = "none (nothing to search)"
+    if hits.plan in PLANS:
+        plan = f"{hits.plan} ({hits.considered:,} {PLANS[hits.plan]})"
+    line = f"plan: {plan} · target: {target or 'any modality'}"
+    if hits.fusion is not None:
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in hits.fusion.items())
+        line = f"{line} · fused by reciprocal ranks: {weights}"
+    if not fitted:
+        line = f"{line} · {NOT_FITTED}"
+    return line
 
 
 def _traced(
@@ -246,7 +160,7 @@ def _traced(
     return engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
 
 
-def _beam_trace(query: Query, trace: Trace, ids: Sequence[Prefix], shown: int) -> BeamTrace:
+def _steps(trace: Trace, ids: Sequence[Prefix], shown: int) -> list[Plain]:
     """The codes of a trace that people are shown: with each, all codes before it."""
     below = [{codes[: step.level + 1] for codes in ids} for step in trace.steps]
     prefixes: set[Prefix] = set()
@@ -254,17 +168,42 @@ def _beam_trace(query: Query, trace: Trace, ids: Sequence[Prefix], shown: int) -
         best = [*step.kept[:shown], *step.rejected]
         prefixes.update(code.prefix[:length] for code in best for length in range(1, len(code.prefix) + 1))
         prefixes.update(code.prefix for code in step.kept if code.prefix in leading)
-    levels = []
+    steps = []
     for step, leading in zip(trace.steps, below, strict=True):
         codes = []
         for place, code in enumerate((*step.kept, *step.rejected), start=1):
-            if code.prefix in prefixes:
-                kept = place <= len(step.kept)
-                log_p = None if step.given else code.log_p
-                rank = place if kept else None
-                codes.append(Code(code.prefix, log_p, code.total, code.items, kept, rank, code.prefix in leading))
-        levels.append(ExplainedLevel(step.level, step.competing, len(step.kept), step.items, tuple(codes)))
-    return BeamTrace(_label(query), tuple(levels))
+            if code.prefix not in prefixes:
+                continue
+            kept = place <= len(step.kept)
+            codes.append(
+                {
+                    "prefix": code.prefix,
+                    "log_p": None if step.given else code.log_p,
+                    "total": code.total,
+                    "items": code.items,
+                    "kept": kept,
+                    "rank": place if kept else None,
+                    "answer": code.prefix in leading,
+                }
+            )
+        steps.append(
+            {"level": step.level, "competing": step.competing, "beams": len(step.kept), "items": step.items, "codes": codes}
+        )
+    return steps
+
+
+def _tree(steps: Sequence[Plain]) -> list[Plain]:
+    """The codes of all steps as a tree: each holds those that follow it as `children`."""
+    nodes: dict[Prefix, Plain] = {}
+    roots: list[Plain] = []
+    for code in (code for step in steps for code in step["codes"]):
+        prefix = code["prefix"]
+        nodes[prefix] = {**code, "children": []}
+        siblings = roots
+        if prefix[:-1] in nodes:
+            siblings = nodes[prefix[:-1]]["children"]
+        siblings.append(nodes[prefix])
+    return roots
 
 
 def _item_biases(
@@ -280,24 +219,25 @@ def _item_biases(
     return [round(value, 4) for value in taken]
 
 
-def _answer(hit: Hit, path: Sequence[float], trace: Trace, item_bias: float | None) -> ExplainedHit:
+def _fate(hit: Hit, path: Sequence[float], trace: Trace) -> Plain:
+    """How likely each code of a hit was, and where the beams lost it."""
     lost_at = None
     for step in trace.steps:
         if all(one.prefix != hit.codes[: step.level + 1] for one in step.kept):
             lost_at = step.level
             break
     given = bool(trace.steps) and trace.steps[0].given
-    log_p = tuple(None if given and level == 0 else value for level, value in enumerate(path))
-    return ExplainedHit(hit, log_p, lost_at, item_bias)
+    return {"log_p": [None if given and level == 0 else value for level, value in enumerate(path)], "lost_at": lost_at}
 
 
 # -- what a code means -------------------------------------------------------------------------------------------
 
 
-def _described(live: Live, traces: Sequence[BeamTrace]) -> tuple[list[BeamTrace], frozenset[str]]:
-    """The traces with words and examples of every code, and which of the examples have images."""
+def _describe(live: Live, traces: Sequence[Plain]) -> list[str]:
+    """Give every code words and ids of examples; which of the examples have images."""
+    codes = [code for trace in traces for step in trace["steps"] for code in step["codes"]]
     rows = {}
-    for prefix in {code.prefix for trace in traces for step in trace.steps for code in step.codes}:
+    for prefix in {code["prefix"] for code in codes}:
         below = live.below(prefix)
         rows[prefix] = below[:: max(1, math.ceil(len(below) / SAMPLED_ITEMS))]
     seqs = np.unique(np.concatenate([np.empty(0, np.int64), *(live.seqs[sampled] for sampled in rows.values())]))
@@ -305,17 +245,14 @@ def _described(live: Live, traces: Sequence[BeamTrace]) -> tuple[list[BeamTrace]
     for seq, row in live.reader.rows(seqs, HIT_COLUMNS).items():
         items[seq] = searching.item_of_row({**row, "_image_bytes": b"" if row["modality"] != TEXT else None})
     sampled_items = {prefix: [items[int(seq)] for seq in live.seqs[sampled]] for prefix, sampled in rows.items()}
-    examples = {prefix: own[:EXAMPLES] for prefix, own in sampled_items.items()}
     words = _words(sampled_items)
-
-    def described(code: Code) -> Code:
-        return replace(code, words=words[code.prefix], examples=tuple(item.id for item in examples[code.prefix]))
-
-    out = []
-    for trace in traces:
-        steps = [replace(step, codes=tuple(map(described, step.codes))) for step in trace.steps]
-        out.append(replace(trace, steps=tuple(steps)))
-    return out, frozenset(item.id for own in examples.values() for item in own if item.image is not None)
+    pictures = set()
+    for code in codes:
+        examples = sampled_items[code["prefix"]][:EXAMPLES]
+        code["words"] = words[code["prefix"]]
+        code["examples"] = tuple(item.id for item in examples)
+        pictures |= {item.id for item in examples if item.image is not None}
+    return sorted(pictures)
 
 
 def _words(items: dict[Prefix, list[Item]]) -> dict[Prefix, tuple[str, ...]]:

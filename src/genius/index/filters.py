@@ -20,11 +20,11 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from genius.errors import GeniusError
-from genius.index.metadata import BUILT_IN, Columns, FieldType
+from genius.index.metadata import BUILT_IN, Columns, FieldType, type_name
 from genius.types import is_unicode
 
 MAX_LENGTH = 100_000  # characters
@@ -37,8 +37,16 @@ FUNCTIONS: dict[str, tuple[FieldType, FieldType]] = {
     "upper": ("text", "text"),
     "length": ("text", "number"),
 }
-TESTS = frozenset({"starts_with", "ends_with", "contains"})
-LIST_TESTS = {"has": "array_has", "has_any": "array_has_any", "has_all": "array_has_all"}
+TESTS = {
+    "starts_with": "starts_with",
+    "ends_with": "ends_with",
+    "contains": "contains",
+    "has": "array_has",
+    "has_any": "array_has_any",
+    "has_all": "array_has_all",
+}
+"""Name of a test -> its name in the database. Those of lists begin with "has"; the last two take several texts."""
+
 _DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?")
 
 _TOKEN = re.compile(
@@ -119,15 +127,13 @@ class _Parser:
         self.at = min(self.at + 1, len(self.tokens) - 1)
         return token
 
-    def take(self, *words: str) -> bool:
-        """Consume these keywords if they come next."""
-        ahead = self.tokens[self.at : self.at + len(words)]
-        if len(ahead) == len(words) and all(
-            t.category == "word" and t.text.lower() == w for t, w in zip(ahead, words, strict=True)
-        ):
-            self.at += len(words)
-            return True
-        return False
+    def take(self, word: str) -> bool:
+        """Consume this keyword if it comes next."""
+        token = self.peek()
+        if token.category != "word" or token.text.lower() != word:
+            return False
+        self.at += 1
+        return True
 
     def symbol(self, text: str) -> bool:
         if self.peek().category == "symbol" and self.peek().text == text:
@@ -144,20 +150,16 @@ class _Parser:
     def expression(self, depth: int) -> str:
         if depth > MAX_DEPTH:
             raise GeniusError(f"where is nested more than {MAX_DEPTH} deep")
-        parts = [self.term(depth)]
-        while self.take("or"):
-            parts.append(self.term(depth))
-        if len(parts) == 1:
-            return parts[0]
-        return "(" + " OR ".join(parts) + ")"
+        return self.joined("or", lambda: self.joined("and", lambda: self.factor(depth)))
 
-    def term(self, depth: int) -> str:
-        parts = [self.factor(depth)]
-        while self.take("and"):
-            parts.append(self.factor(depth))
+    def joined(self, word: str, part: Callable[[], str]) -> str:
+        """One part, or several with this keyword between them."""
+        parts = [part()]
+        while self.take(word):
+            parts.append(part())
         if len(parts) == 1:
             return parts[0]
-        return "(" + " AND ".join(parts) + ")"
+        return f"({f' {word.upper()} '.join(parts)})"
 
     def factor(self, depth: int) -> str:
         negated = False
@@ -173,13 +175,10 @@ class _Parser:
             inner = self.expression(depth + 1)
             self.expect(")")
             return inner
-        test = self.text_test()
-        if test is None:
-            test = self.list_test()
-        if test is not None:
-            return test
-        left = self.value(0)
-        return self.comparison(left)
+        name = self.peek().text.lower()
+        if name in TESTS and self.calls():
+            return self.test(name)
+        return self.comparison(self.value(0))
 
     def comparison(self, left: _Value) -> str:
         token = self.peek()
@@ -189,9 +188,7 @@ class _Parser:
             self.check_same_type(left, right)
             if left.type == "boolean" and token.text not in ("=", "!=", "<>"):
                 raise GeniusError(f"where: booleans have no order, {token.text!r} does not apply")
-            if right.until is not None:
-                return _with_date(left, token.text, right)
-            return f"({left.sql} {token.text} {right.sql})"
+            return _compared(left, token.text, right)
         if self.take("is"):
             negated = self.take("not")
             if not self.take("null"):
@@ -205,12 +202,7 @@ class _Parser:
             if not self.take("and"):
                 raise GeniusError(f"where: expected AND in BETWEEN, found {self.peek().text!r}")
             high = self.literal_like(left)
-            both = f"({left.sql} >= {low.sql} AND {left.sql} <= {high.sql})"
-            if high.until is not None:
-                both = f"({left.sql} >= {low.sql} AND {left.sql} < {high.until})"
-            if negation:
-                return f"(NOT {both})"
-            return both
+            return f"({negation}({_compared(left, '>=', low)} AND {_compared(left, '<=', high)}))"
         for operator in ("like", "ilike"):
             if self.take(operator):
                 pattern = self.literal_like(left)
@@ -233,36 +225,18 @@ class _Parser:
             raise GeniusError("where: IN compares with single values: use BETWEEN, or OR, for dates")
         return f"({left.sql} {negation}IN ({', '.join(value.sql for value in values)}))"
 
-    def called(self, names: Collection[str]) -> str | None:
-        """The function of these whose call comes next; its name and bracket are consumed."""
-        name = self.peek().text.lower()
+    def calls(self) -> bool:
+        """Whether a name with a bracket after it comes next."""
         after = self.tokens[min(self.at + 1, len(self.tokens) - 1)]
-        if self.peek().category != "word" or name not in names or after.text != "(":
-            return None
-        self.at += 2
-        return name
+        return self.peek().category == "word" and after.text == "("
 
-    def text_test(self) -> str | None:
-        """starts_with(column, 'x') and its sisters."""
-        name = self.called(TESTS)
-        if name is None:
-            return None
+    def test(self, name: str) -> str:
+        """starts_with(column, 'x'), has(column, 'x'), has_any(column, 'x', 'y') and the like."""
+        self.at += 2  # the name and its bracket
         column = self.value(0)
-        self.expect(",")
-        part = self.literal_like(column)
-        self.expect(")")
-        if column.type != "text":
-            raise GeniusError(f"where: {name} needs text, {column.sql} is a {column.type}")
-        return f"{name}({column.sql}, {part.sql})"
-
-    def list_test(self) -> str | None:
-        """has(column, 'x'), has_any(column, 'x', 'y'), has_all(column, 'x', 'y')."""
-        name = self.called(LIST_TESTS)
-        if name is None:
-            return None
-        column = self.value(0)
-        if column.type != "texts":
-            raise GeniusError(f"where: {name} needs a list of texts, {column.sql} is a {column.type}")
+        wanted: FieldType = "texts" if name.startswith("has") else "text"
+        if column.type != wanted:
+            raise GeniusError(f"where: {name} needs a {type_name(wanted)}, {column.sql} is a {column.type}")
         values = []
         while self.symbol(","):
             value = self.value(0)
@@ -270,12 +244,13 @@ class _Parser:
                 raise GeniusError(f"where: {name} compares with texts, found {value.sql}")
             values.append(value.sql)
         self.expect(")")
-        if not values or (name == "has" and len(values) > 1):
-            raise GeniusError(f"where: {name} takes a column and {'one text' if name == 'has' else 'texts'}")
+        several = name in ("has_any", "has_all")
+        if not values or (len(values) > 1 and not several):
+            raise GeniusError(f"where: {name} takes a column and {'texts' if several else 'one text'}")
         values_sql = values[0]
-        if name != "has":
+        if several:
             values_sql = f"make_array({', '.join(values)})"
-        return f"{LIST_TESTS[name]}({column.sql}, {values_sql})"
+        return f"{TESTS[name]}({column.sql}, {values_sql})"
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -322,9 +297,7 @@ class _Parser:
         column_of_name = self.names.get(name.lower())
         if column_of_name is None:
             if self.peek().text == "(":
-                raise GeniusError(
-                    f"where: unknown function {name!r}; known: {', '.join(sorted({*FUNCTIONS, *TESTS, *LIST_TESTS, 'date'}))}"
-                )
+                raise GeniusError(f"where: unknown function {name!r}; known: {', '.join(sorted({*FUNCTIONS, *TESTS, 'date'}))}")
             shown = sorted(self.columns)
             more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
             raise GeniusError(f"where: unknown column {name!r}; known: {', '.join(shown[:20])}{more}")
@@ -346,17 +319,19 @@ class _Parser:
             raise GeniusError(f"where: {left.sql} is a {left.type}, {right.sql} a {right.type}")
 
 
-def _with_date(left: _Value, operator: str, date: _Value) -> str:
-    """A comparison with a date, which is a period: before it, in it, or after it."""
-    inside = f"({left.sql} >= {date.sql} AND {left.sql} < {date.until})"
+def _compared(left: _Value, operator: str, right: _Value) -> str:
+    """A comparison. A date is a period: what is compared lies before it, in it, or after it."""
+    if right.until is None:
+        return f"({left.sql} {operator} {right.sql})"
+    inside = f"({left.sql} >= {right.sql} AND {left.sql} < {right.until})"
     return {
         "=": inside,
         "!=": f"(NOT {inside})",
         "<>": f"(NOT {inside})",
-        "<": f"({left.sql} < {date.sql})",
-        ">=": f"({left.sql} >= {date.sql})",
-        "<=": f"({left.sql} < {date.until})",
-        ">": f"({left.sql} >= {date.until})",
+        "<": f"({left.sql} < {right.sql})",
+        ">=": f"({left.sql} >= {right.sql})",
+        "<=": f"({left.sql} < {right.until})",
+        ">": f"({left.sql} >= {right.until})",
     }[operator]
 
 

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,8 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from genius.errors import GeniusError
-from genius.files import open_regular, parse_json, rename, sync_directory, sync_tree, write_whole
+from genius.errors import GeniusError, said
+from genius.files import (
+    disk_errors,
+    open_regular,
+    parse_json,
+    read_json,
+    rename,
+    sync_directory,
+    sync_tree,
+    write_json,
+    write_whole,
+)
 from genius.index import learned
 from genius.index.commit import holds_data
 from genius.index.ledger import Damaged, seal, unseal
@@ -59,6 +69,7 @@ FORMAT = 2
 CODES_FORMAT = 3
 """Of a folder that stores codes and no vectors; otherwise as 2."""
 
+MAX_DELETED = 64 << 20  # bytes of the file of deleted ids
 LOOKS, LOOK_S = 20, 0.05  # at an index that another process may be replacing at this moment
 INSIDE = "inside:"
 """A model that was fitted to this collection lies in the index's own folder, and its source says just that: it moves along."""
@@ -160,10 +171,8 @@ def sync_name(folder: Path, done: str) -> None:
         folder: By its new name.
         done: What is done already, for the error.
     """
-    try:
+    with disk_errors(f"{done}, but a power cut may undo it"):
         sync_directory(folder.absolute().parent)
-    except OSError as error:
-        raise GeniusError(f"{done}, but a power cut may undo it: {error.strerror or error}") from None
 
 
 class Unfinished(GeniusError):
@@ -205,10 +214,8 @@ def begin_replacement(folder: Path, about: About) -> Path:
     if (previous.is_symlink() or previous.exists()) and not is_sibling(previous, folder, origin_of(folder)):
         raise GeniusError(f"{previous} is in the way: it is not the previous generation of {folder}; move it elsewhere")
     fresh = replacement_of(folder)
-    try:
+    with disk_errors(f"cannot write {fresh}"):
         fresh.mkdir()
-    except OSError as error:
-        raise GeniusError(f"cannot write {fresh}: {error.strerror or error}") from None
     write_origin(fresh, about.id)
     return fresh
 
@@ -256,16 +263,11 @@ def finish_swap(folder: Path) -> None:
     if found is None:
         return
     fresh, old = found
-    with WriteLock(old / ".lock", 30.0).hold():  # whoever swaps holds this lock: it moved along
-        try:
-            if not folder.exists():
-                rename(fresh, folder)
-                sync_directory(folder.absolute().parent)
-        except OSError as error:
-            raise GeniusError(
-                f"{folder} was being replaced when that was broken off, and cannot be put back: {error.strerror or error}; "
-                f"it is whole in {old}"
-            ) from None
+    failed = f"{folder} was being replaced when that was broken off, and cannot be put back"
+    with WriteLock(old / ".lock", 30.0).hold(), disk_errors(failed, f"; it is whole in {old}"):
+        if not folder.exists():  # whoever swaps holds this lock: it moved along
+            rename(fresh, folder)
+            sync_directory(folder.absolute().parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,10 +568,8 @@ def write_inside(folder: Path, write: Callable[[Path], None]) -> str:
         The model's URI.
     """
     make_folder(folder)
-    try:
+    with disk_errors(f"cannot write {folder / MODEL}"):
         write(folder / MODEL)
-    except OSError as error:
-        raise GeniusError(f"cannot write {folder / MODEL}: {error.strerror or error}") from None
     return f"local-dir:{(folder / MODEL).absolute()}"
 
 
@@ -580,16 +580,41 @@ def make_folder(folder: Path) -> None:
         folder: Of the index that will be made.
     """
     missing = [path for path in folder.absolute().parents if not path.exists()]
-    try:
+    with disk_errors(f"cannot create an index at {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, *missing):
             sync_directory(path.absolute().parent)
         # half-written files of ours do not count as foreign: another process may be creating the same index, or was killed at it
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in OWN and not p.name.startswith(HALF))
-    except OSError as error:
-        raise GeniusError(f"cannot create an index at {folder}: {error.strerror or error}") from None
     if foreign:
         raise GeniusError(f"{folder} is not an index and not empty (it holds {foreign[0]!r}): choose another path")
+
+
+# -- ids that stay deleted when their folder is indexed again ------------------------------------------------------
+
+
+def deleted_ids(folder: Path) -> set[str]:
+    """Ids of files that were deleted from the index by hand.
+
+    Raises:
+        GeniusError: They cannot be read. Taken for none, they would come back, and the next deletion would forget them for good.
+    """
+    try:
+        body = read_json(folder / DELETED, MAX_DELETED)
+    except FileNotFoundError:
+        return set()
+    except GeniusError as error:
+        raise GeniusError(f"{said(error)}; nothing is changed (without the file, no id counts as deleted)") from None
+    if not isinstance(body, list):
+        raise GeniusError(
+            f"{folder / DELETED} is not a list of ids; nothing is changed (without the file, no id counts as deleted)"
+        )
+    return {value for value in body if isinstance(value, str)}
+
+
+def keep_deleted(folder: Path, ids: Iterable[str]) -> None:
+    """Write the ids that stay deleted. The caller holds the lock of the index."""
+    write_json(folder / DELETED, sorted(set(ids)), durable=True)
 
 
 def _create(folder: Path, model: Genius, lock: WriteLock, durable: bool, vectors: bool) -> About:

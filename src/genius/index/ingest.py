@@ -1,23 +1,30 @@
 """Files and folders -> an index. Finds what can be indexed, skips what has not changed, says what it skipped and why.
 
 Pictures and text files become one item each; a picture and a text of the same name next to it become one pair.
-Tables give an item a row. Ids are paths relative to the root of the index (`genius.index.names`).
+Tables give an item a row.
+
+The id of a file is its path relative to the root of the index: the folder that holds everything that was indexed first. A file
+elsewhere has its whole path. The root is read from the items themselves: each remembers the file it came from. So a file is the
+same item however it is reached, and files of two folders never share an id. Links are resolved.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from genius.data.readers import TABLE_SUFFIXES, Row, is_csv, parquet_lists, read_rows
 from genius.errors import GeniusError, Problems, printable
 from genius.index import Index, searching, writing
+from genius.index.folder import deleted_ids, keep_deleted
 from genius.index.metadata import (
     Columns,
     ColumnTypes,
@@ -28,7 +35,6 @@ from genius.index.metadata import (
     key_of,
     spelled,
 )
-from genius.index.names import common_root, deleted_ids, file_id, keep_deleted, real_path, root_of
 from genius.index.prepare import MAX_HELD, MAX_TEXT, Stamp, Stamped, held_bytes
 from genius.index.results import AddReport
 from genius.pictures import exif_of
@@ -146,7 +152,7 @@ def ingest(
     started = time.monotonic()
     tell = on_progress or (lambda _: None)
     seen: set[str] = set()
-    files = list(find_files(paths, config, report, root_of(index, paths, TABLE_SUFFIXES)))
+    files = list(find_files(paths, config, report, root_of(index, paths)))
     columns = index.consistent(lambda: index.reader().columns)
     items = read_items(files, config, report, tell, columns)
     changed = changed_items(index, items, seen, report, tell, config.undelete)
@@ -208,7 +214,10 @@ def _find(paths: Sequence[str | Path], config: IngestConfig, report: IngestRepor
         if root.is_file():
             if file_type(root) is None:
                 raise GeniusError(f"{given}: cannot index {root.suffix or 'such'} files")
-            yield SourceFile(root, file_id(real_path(root), top), root.parent.resolve(), _caption_of(root, config))
+            files = [root]
+            if config.captions and file_type(root) == "image":  # the same item as if its folder had been named
+                files += [text for text in (root.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)) if text.is_file()]
+            yield from _pair_up(root.parent.resolve(), files, config.captions, report.ignored, top)
         elif root.is_dir():
             seen = [p for p in sorted(root.rglob("*")) if not _hidden(p.relative_to(root))]
             if not config.outside:
@@ -227,14 +236,6 @@ def _leads_out(path: Path, root: Path, report: IngestReport) -> bool:
     report.problems.append(f"{path.relative_to(root)}: a link that leads out of {root}; {follow}")
     report.doubtful.add(str(real_path(path)))
     return True
-
-
-def _caption_of(path: Path, config: IngestConfig) -> Path | None:
-    """The text next to an image that was named alone: the same item as if its folder had been named."""
-    if not config.captions or file_type(path) != "image":
-        return None
-    caption_paths = [path.with_suffix(suffix) for suffix in sorted(TEXT_SUFFIXES)]
-    return next((text for text in sorted(caption_paths) if text.is_file()), None)
 
 
 def _pair_up(folder: Path, files: list[Path], captions: bool, ignored: Counter[str], top: Path) -> Iterator[SourceFile]:
@@ -271,6 +272,66 @@ def file_type(path: Path) -> str | None:
 
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") or part.endswith(".genius") for part in path.parts)
+
+
+# -- ids -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+def real_path(path: str | Path) -> Path:
+    """A file's path without links in its folders, whether it is there or not."""
+    absolute = Path(path).absolute()
+    return Path(_real_folder(str(absolute.parent))) / absolute.name
+
+
+def file_id(path: Path, root: Path) -> str:
+    """The id of a file.
+
+    Args:
+        path: Without links (`real_path`).
+        root: Folder that ids are relative to.
+    """
+    if path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return path.as_posix()
+
+
+def common_root(paths: Sequence[str | Path]) -> Path:
+    """The root of an index that holds no files yet: the folder that holds all of `paths`.
+
+    Args:
+        paths: Files and folders, at least one.
+    """
+    if not paths:
+        raise GeniusError("name at least one file or folder to index")
+    parents = []
+    for path in map(Path, paths):
+        parents.append(path.resolve().parent if path.is_dir() else real_path(path).parent)
+    return Path(os.path.commonpath(parents))
+
+
+def root_of(index: Index, paths: Sequence[str | Path]) -> Path:
+    """The root of an index, as its items tell it.
+
+    Args:
+        index: The index.
+        paths: What is indexed now: decides if the index holds no files, or its files have moved away.
+    """
+    _real_folder.cache_clear()  # links may have changed since
+    tables = tuple(TABLE_SUFFIXES)  # their rows have ids of their own
+    for row in searching.stream(index, ["id", "_source"]):
+        source = row["_source"]
+        if source is None or source.lower().endswith(tables):
+            continue
+        path = real_path(source).as_posix()
+        root = Path(path.removesuffix(f"/{row['id']}") or "/")
+        if path.endswith(f"/{row['id']}") and root.is_dir():
+            return root
+    return common_root(paths)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -92,59 +92,55 @@ def held_bytes(item: Item) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch of items with everything the table stores of them, row by row."""
+class Row:
+    """What the table stores of one item besides its codes and its vector."""
 
-    items: list[Item]
-    metadata: list[dict[str, Any]]
-    pictures: list[Picture]
-    stamps: list[Stamp | None]
+    item: Item
+    metadata: dict[str, Any]
+    picture: Picture
+    stamp: Stamp | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch of items with everything the table stores of them."""
+
+    rows: list[Row]
     codes: NDArray[np.uint16]  # (n, M)
     embeddings: NDArray[np.float16]  # (n, D)
     problems: list[str]
 
+    @property
+    def ids(self) -> list[str]:
+        return [row.item.id for row in self.rows]
+
     def without(self, ids: Collection[str]) -> Prepared:
-        keep = [i for i, item in enumerate(self.items) if item.id not in ids]
-        return Prepared(
-            [self.items[i] for i in keep],
-            [self.metadata[i] for i in keep],
-            [self.pictures[i] for i in keep],
-            [self.stamps[i] for i in keep],
-            self.codes[keep],
-            self.embeddings[keep],
-            self.problems,
-        )
+        keep = [i for i, row in enumerate(self.rows) if row.item.id not in ids]
+        return replace(self, rows=[self.rows[i] for i in keep], codes=self.codes[keep], embeddings=self.embeddings[keep])
 
     def joined(self, other: Prepared) -> Prepared:
-        return Prepared(
-            self.items + other.items,
-            self.metadata + other.metadata,
-            self.pictures + other.pictures,
-            self.stamps + other.stamps,
-            np.concatenate([self.codes, other.codes]),
-            np.concatenate([self.embeddings, other.embeddings]),
-            self.problems + other.problems,
-        )
+        codes = np.concatenate([self.codes, other.codes])
+        embeddings = np.concatenate([self.embeddings, other.embeddings])
+        return Prepared(self.rows + other.rows, codes, embeddings, self.problems + other.problems)
 
     def columns(self, first_seq: int, field_types: Mapping[str, meta.FieldType]) -> dict[str, Any]:
         """Table columns; `field_types` are the metadata columns of the table."""
-        n = len(self.items)
-        columns: dict[str, Any] = {
-            key: meta.column_values(self.metadata, key, field_type) for key, field_type in field_types.items()
+        metadata = [row.metadata for row in self.rows]
+        return {
+            **{key: meta.column_values(metadata, key, field_type) for key, field_type in field_types.items()},
+            "id": self.ids,
+            "text": [row.item.text for row in self.rows],
+            "modality": [row.item.modality.label for row in self.rows],
+            "_seq": np.arange(first_seq, first_seq + len(self.rows)),
+            "_codes": self.codes,
+            "_embedding": self.embeddings,
+            "_metadata": [meta.dump(values) for values in metadata],
+            "_image": [row.picture.path for row in self.rows],
+            "_image_bytes": [row.picture.data for row in self.rows],
+            "_thumbnail": [row.picture.thumbnail for row in self.rows],
+            "_source": [None if row.stamp is None else row.stamp.source for row in self.rows],
+            "_stamp": [None if row.stamp is None else row.stamp.mark for row in self.rows],
         }
-        columns["id"] = [item.id for item in self.items]
-        columns["text"] = [item.text for item in self.items]
-        columns["modality"] = [item.modality.label for item in self.items]
-        columns["_seq"] = np.arange(first_seq, first_seq + n)
-        columns["_codes"] = self.codes
-        columns["_embedding"] = self.embeddings
-        columns["_metadata"] = [meta.dump(row) for row in self.metadata]
-        columns["_image"] = [picture.path for picture in self.pictures]
-        columns["_image_bytes"] = [picture.data for picture in self.pictures]
-        columns["_thumbnail"] = [picture.thumbnail for picture in self.pictures]
-        columns["_source"] = [None if stamp is None else stamp.source for stamp in self.stamps]
-        columns["_stamp"] = [None if stamp is None else stamp.mark for stamp in self.stamps]
-        return columns
 
 
 def prepare(
@@ -198,18 +194,10 @@ def prepare(
     else:
         kept, unread = _look(items, on_error, keep)
         read = features[[sound[row] for row in kept]]
-    chosen = [items[row] for row in kept]
-    modality = np.array([int(item.modality) for item in chosen], np.int64)
+    modality = np.array([int(items[row].modality) for row in kept], np.int64)
     codes, embeddings = _quantize(model, read, modality, _sizes(passes, (sound[row] for row in kept)))
-    return Prepared(
-        chosen,
-        [metadata[row] for row in kept],
-        [pictures[row] for row in kept],
-        [batch[sound[row]][1] for row in kept],
-        codes,
-        embeddings,
-        problems + unread,
-    )
+    rows = [Row(items[row], metadata[row], pictures[row], batch[sound[row]][1]) for row in kept]
+    return Prepared(rows, codes, embeddings, problems + unread)
 
 
 def _passes(batch: Sequence[Stamped]) -> list[int]:

@@ -415,6 +415,8 @@ def readable_rows(reader: Reader, lost: Callable[[str], object]) -> Iterator[pa.
 
 
 def _readable(reader: Reader, first: int, count: int, lost: Callable[[str], object]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
     try:
         table = reader.offsets(first, count)
     except GeniusError as error:
@@ -432,10 +434,4 @@ def _readable(reader: Reader, first: int, count: int, lost: Callable[[str], obje
         for i in np.flatnonzero(~right):
             lost(f"item {batch.column('id')[int(i)].as_py()!r} is not as it was written")
         if right.any():
-            yield batch if right.all() else batch.filter(_mask(right))
-
-
-def _mask(values: np.ndarray) -> Any:
-    import pyarrow as pa
-
-    return pa.array(values)
+            yield batch.filter(pa.array(right))

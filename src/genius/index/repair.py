@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError, Problems, counted
-from genius.files import rename, sync_tree
+from genius.files import disk_errors, rename, sync_tree
 from genius.index import cache, learned
 from genius.index.check import check
 from genius.index.commit import HINT, VERSIONS, holds_data, set_aside, table_folder, versions_on_disk
@@ -33,8 +33,10 @@ from genius.index.folder import (
     About,
     WriteLock,
     about_of,
+    deleted_ids,
     describe_model,
     finish_swap,
+    keep_deleted,
     load_index_model,
     make_folder,
     open_store,
@@ -43,7 +45,6 @@ from genius.index.folder import (
     write_about,
 )
 from genius.index.ledger import VECTORS, Ledger, LedgerState, file_sum
-from genius.index.names import deleted_ids, keep_deleted
 from genius.index.paths import (
     ABOUT,
     CACHE,
@@ -176,7 +177,7 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
     store.index_words(reader.words_columns())
     state = store.begin_ledger(described.to_dict())
     write_about(temporary, described)
-    try:
+    with disk_errors(f"cannot write {target}", "; nothing was written"):
         if about.source == INSIDE:
             _copy_files(source / MODEL, temporary / MODEL)
         if learned.stamp(source) is not None:
@@ -187,8 +188,6 @@ def _copy(source: Path, about: About, reader: Reader, temporary: Path, target: P
         if target.exists():
             target.rmdir()  # empty, or this fails
         rename(temporary, target)
-    except OSError as error:
-        raise GeniusError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
     sync_name(target, f"{target} is made")
     return Copied(source, target, reader.version, state.items)
 

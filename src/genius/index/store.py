@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from genius.errors import GeniusError
+from genius.files import disk_errors
 from genius.index import commit
 from genius.index.commit import manifest_name, table_folder
 from genius.index.ledger import Damaged, Ledger, LedgerState, file_sum
@@ -198,18 +199,10 @@ class Store:
             folder: Of the index.
             version: Of the table.
         """
-        try:
+        with disk_errors(f"cannot open version {version} of {folder}"):
             commit.refuse_other_places(folder, version)
             opened = _Opened(folder, commit.view_without_strays(folder, version))
-        except OSError as error:
-            raise GeniusError(f"cannot open version {version} of {folder}: {error.strerror or error}") from None
         reader = Reader(lambda: opened.at(version), version)
-        _ = reader.columns
-        return reader
-
-    def peek(self, version: int) -> Reader:
-        """A version as LanceDB shows it, acknowledged or not, opened at once."""
-        reader = self._reader(version, None)
         _ = reader.columns
         return reader
 
@@ -409,7 +402,7 @@ class Store:
         """
         found = Tally()
         try:
-            for batch in found.counting(good_rows(self.peek(self.newest()))):
+            for batch in found.counting(good_rows(self._reader(self.newest(), None))):
                 del batch
         except GeniusError as error:
             raise GeniusError(

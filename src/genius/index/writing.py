@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -23,7 +24,6 @@ from genius.index.prepare import AT_ONCE, MAX_HELD, Prepared, Stamped, held_byte
 from genius.index.reader import Reader
 from genius.index.results import AddReport
 from genius.index.store import MAX_BATCH
-from genius.types import Item
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -37,7 +37,6 @@ KEEP = timedelta(days=7)  # how long old versions can be opened
 def write(
     state: Index,
     items: Iterable[Stamped],
-    *,
     replace: bool,
     batch_size: int,
     on_error: OnError,
@@ -60,17 +59,17 @@ def write(
         raise GeniusError(f"batch_size must be a whole number from 1 to {MAX_BATCH:,}, got {batch_size!r}")
     total = AddReport()
     at = 0
-    model = None
-    if features is not None:  # they are of this model's encoder, and of no other
-        model = state.model
+    model = state.model  # features are of its encoder, and of no other: they are refused once the index is of another model
     for batch in item_batches(items, batch_size):
-        part = None
-        if features is not None:
+        write_batch = partial(_write_batch, state, batch, replace, on_error)
+        if features is None:  # again, with the new encoder, if another index takes the place of this one meanwhile
+            report = state.following(write_batch)
+        else:
             part = features[slice(at, at + len(batch))]
-        if part is not None and len(part) != len(batch):
-            raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
-        at += len(batch)
-        report = _write_one(state, batch, replace, on_error, part, model)
+            if len(part) != len(batch):
+                raise GeniusError(f"features end at row {at + len(part)}, but there are more items")
+            at += len(batch)
+            report = write_batch(part, model)
         total.merge(report)
         if on_progress is not None:
             on_progress(report)
@@ -89,8 +88,6 @@ def item_batches(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]
     window = None
     count = 0  # items of the window that we are in
     for pair in items:
-        if not isinstance(pair[0], Item):
-            raise GeniusError(f"expected an Item, got {type(pair[0]).__name__}")
         here = None
         if pair[1] is not None:
             here = pair[1].window
@@ -101,14 +98,10 @@ def item_batches(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]
         batch.append(pair)
         held += held_bytes(pair[0])
         while len(batch) == size or held > MAX_HELD:
-            # items of a pass that is not full
-            begun = 0
-            if here is not None:
-                begun = count % AT_ONCE
-            if begun < len(batch):
-                end = len(batch) - begun
-            else:
-                end = len(batch)
+            end = len(batch)
+            begun = count % AT_ONCE  # items of a pass that is not full
+            if here is not None and begun < len(batch):
+                end -= begun
             yield batch[:end]
             batch = batch[end:]
             held = sum(held_bytes(item) for item, _ in batch)
@@ -116,31 +109,17 @@ def item_batches(items: Iterable[Stamped], size: int) -> Iterator[list[Stamped]]
         yield batch
 
 
-def _write_one(
-    state: Index,
-    batch: list[Stamped],
-    replace: bool,
-    on_error: OnError,
-    features: Features | None,
-    model: Genius | None,
-) -> AddReport:
-    """Write a batch; again, with its encoder, if another index took the place of this one meanwhile.
-
-    Features cannot be made again: they are refused by an index that is no longer of their `model`.
-    """
-    if model is not None:
-        return _write_batch(state, batch, replace, on_error, features, model)
-    return state.following(lambda: _write_batch(state, batch, replace, on_error, None, state.model))
-
-
 def _write_batch(
     state: Index,
     batch: list[Stamped],
     replace: bool,
     on_error: OnError,
-    features: Features | None,
-    model: Genius,
+    features: Features | None = None,
+    model: Genius | None = None,
 ) -> AddReport:
+    """Write a batch with the encoder of the index, or features of the `model`."""
+    if model is None:
+        model = state.model
     report = AddReport()
     chosen: dict[str, int] = {}  # id -> position in the batch
     for position, (item, _) in enumerate(batch):
@@ -170,9 +149,9 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
     with state.write_lock.hold():
         with state.change():
             with state.lock:
-                live = state.sure([item.id for item in ready.items], model)
+                live = state.sure(ready.ids, model)
                 columns = live.reader.columns
-                there = live.find([item.id for item in ready.items])
+                there = live.find(ready.ids)
             if not replace and there:  # another writer was quicker
                 report.existing += len(there)
                 ready = ready.without(there)
@@ -185,21 +164,21 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
                     raise GeniusError(next(iter(conflicts.values())))
                 report.problems += conflicts.values()
                 ready = ready.without(conflicts)
-            if not ready.items:
+            if not ready.rows:
                 return
-            gone = [there[item.id] for item in ready.items if item.id in there]
+            gone = [there[item_id] for item_id in ready.ids if item_id in there]
             first = state.store.next_seq()
             if fresh:
                 state.store.add_columns(fresh)
             table = state.store.table(ready.columns(first, {**columns, **fresh}))
-            seqs = np.arange(first, first + len(ready.items))
-            committed = CommittedRows(seqs, [item.id for item in ready.items], ready.codes, ready.embeddings)
+            seqs = np.arange(first, first + len(ready.rows))
+            committed = CommittedRows(seqs, ready.ids, ready.codes, ready.embeddings)
             if gone:
                 state.store.replace(table)
             else:
                 state.store.append(table)
         follow(state, gone, committed)
-        report.added += len(ready.items) - len(gone)
+        report.added += len(ready.rows) - len(gone)
         report.replaced += len(gone)
         state.commits += 1
         if state.commits % COMPACT_EVERY == 0:
@@ -207,7 +186,7 @@ def commit(state: Index, ready: Prepared, model: Genius, replace: bool, on_error
 
 
 def _new_columns(columns: meta.Columns, ready: Prepared) -> tuple[dict[str, meta.FieldType], dict[str, str]]:
-    return meta.new_columns(columns, ((item.id, row) for item, row in zip(ready.items, ready.metadata, strict=True)))
+    return meta.new_columns(columns, ((row.item.id, row.metadata) for row in ready.rows))
 
 
 def _without_unused(

@@ -87,7 +87,7 @@ def mcp_server(index: Index) -> Any:
         """How the results of a search come about: the plan that ran, the codes generated, their log-probabilities."""
         wanted = Target.parse(target)
         query = Query(text or None, image or None, None, wanted.modality)
-        return index.explain(query, SearchRequest(3, any_modality=wanted.any_modality)).to_dict()
+        return index.explain(query, SearchRequest(3, any_modality=wanted.any_modality))
 
     def with_errors(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """The tool with its one-line errors passed on to the assistant."""

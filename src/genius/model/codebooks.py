@@ -93,10 +93,10 @@ class Codebooks(nn.Module):
             code = self.rows_of(level, code, modality)
         return F.embedding(code, self.codebook(level))
 
-    def decode(self, codes: Tensor, levels: int | None = None) -> Tensor:
-        """Sum of the code vectors of the first `levels` levels: (N, D), not normalised."""
+    def decode(self, codes: Tensor) -> Tensor:
+        """Sum of the code vectors of whole IDs (N, M): (N, D), not normalised."""
         self.check_codes(codes)
-        return self.decode_prefix(codes[:, :levels])
+        return self.decode_prefix(codes)
 
     def decode_prefix(self, codes: Tensor) -> Tensor:
         """Sum of the code vectors of the first codes (N, l), l at least 1: (N, D). Codes are not checked."""

@@ -91,14 +91,14 @@ class Confidence:
 
 
 def fit(
-    has_image: Tensor,
-    scores: Tensor,
-    modalities: Tensor,
-    positive: Tensor,
-    negative_scores: Tensor,
-    negative_modalities: Tensor,
-    first_bias: Tensor | None = None,
-    negative_first_bias: Tensor | None = None,
+    has_image: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    modalities: npt.ArrayLike,
+    positive: npt.ArrayLike,
+    negative_scores: npt.ArrayLike,
+    negative_modalities: npt.ArrayLike,
+    first_bias: npt.ArrayLike | None = None,
+    negative_first_bias: npt.ArrayLike | None = None,
 ) -> Confidence:
     """Fit both regressions on Q queries.
 
@@ -112,17 +112,17 @@ def fit(
         first_bias: (Q,) item bias of the first hit; None: no item has one.
         negative_first_bias: (Q,) of the first hit without positives in the pool.
     """
-    image = has_image.bool().cpu().numpy()
-    score = scores.double().cpu().numpy()
-    modality = modalities.long().cpu().numpy()
+    image = np.asarray(has_image, bool)
+    score = np.asarray(scores, np.float64)
+    modality = np.asarray(modalities, np.int64)
     rows = [_hit_features(np.full(len(s), i), s, m) for i, s, m in zip(image, score, modality, strict=True)]
-    hit = _logistic(np.concatenate(rows), positive.double().cpu().numpy().flatten())
-    both_scores = np.concatenate([score, negative_scores.double().cpu().numpy()])[:, :DEPTH]
-    both_modalities = np.concatenate([modality, negative_modalities.long().cpu().numpy()])
+    hit = _logistic(np.concatenate(rows), np.asarray(positive, np.float64).flatten())
+    both_scores = np.concatenate([score, np.asarray(negative_scores, np.float64)])[:, :DEPTH]
+    both_modalities = np.concatenate([modality, np.asarray(negative_modalities, np.int64)])
     labels = np.concatenate([np.ones(len(image)), np.zeros(len(image))])
     biases = np.zeros(len(labels))
     if first_bias is not None and negative_first_bias is not None:
-        biases = np.concatenate([first_bias.double().cpu().numpy(), negative_first_bias.double().cpu().numpy()])
+        biases = np.concatenate([np.asarray(first_bias, np.float64), np.asarray(negative_first_bias, np.float64)])
     answer = _logistic(_list_features(np.concatenate([image, image]), both_scores, both_modalities, biases), labels)
     return Confidence(hit, answer)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
 from genius.errors import GeniusError
 from genius.features import Features, module_of
-from genius.known_instructions import KnownInstructions
+from genius.instructions import KnownInstructions
 from genius.model.confidence import Confidence
 from genius.model.config import GeniusConfig
 from genius.model.known_items import Knows
@@ -107,7 +107,7 @@ class Embedder:
         """Vectors of queries; their instructions, or those of their target modalities, are part of them.
 
         An instruction in other words than those of training is replaced by one of those, if it names a target modality
-        (`genius.known_instructions`); content in it stays.
+        (`genius.instructions`); content in it stays.
 
         Args:
             queries: what to embed. What is not wanted (`Query.minus`) is taken out of each.

@@ -20,8 +20,8 @@ from genius.encoders.base import Encoder, find_device
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_json, write_whole
-from genius.known_instructions import FILE as INSTRUCTIONS
-from genius.known_instructions import KnownInstructions
+from genius.instructions import FILE as INSTRUCTIONS
+from genius.instructions import KnownInstructions
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
@@ -73,7 +73,7 @@ class Genius(Embedder):
         source: where it was loaded from, so that an index can find its model again.
         knows: how closely its codes describe the items it was made from.
         queries: a sample of the queries it was trained on (`genius.model.query_bank`); None for a model without one.
-        instructions: those it was trained with (`genius.known_instructions`), into which others are put; None: not known.
+        instructions: those it was trained with (`genius.instructions`), into which others are put; None: not known.
 
     Examples:
         >>> from genius import Genius, Item, Query

@@ -20,7 +20,7 @@ from genius.encoders import resolve
 from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
-from genius.known_instructions import KnownInstructions
+from genius.instructions import KnownInstructions
 from genius.model.assignment import fill_codes
 from genius.model.config import QuantizerConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder

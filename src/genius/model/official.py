@@ -16,7 +16,7 @@ from genius.errors import GeniusError
 from genius.model.config import FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
 from genius.model.genius import Genius
 from genius.torch_file import read_checkpoint
-from genius.weight_files import build, reading_sizes
+from genius.weight_files import build, check_fit, reading_sizes
 
 
 def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
@@ -40,15 +40,8 @@ def convert_official(quantizer: str | Path, generator: str | Path) -> Genius:
         weights = {**_fusion(rq), **_codebooks(rq), **_decoder(gen, config.generator.layers)}
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     model = build(lambda: Genius(config), shapes, f"{quantizer} with {generator}")
-    expected = model.network.state_dict()
-    for name, tensor in weights.items():
-        if name not in expected or tensor.shape != expected[name].shape:
-            shape = tuple(expected[name].shape) if name in expected else "no such tensor"
-            raise GeniusError(f"the checkpoints do not fit together: {name} is {tuple(tensor.shape)}, expected {shape}")
-        expected[name].copy_(tensor)
-    unset = [name for name in expected if name not in weights and not name.startswith("quantizer.unused_")]
-    if unset:
-        raise GeniusError(f"the checkpoints do not fit together: no tensor for {unset[0]}")
+    check_fit(model.network, shapes, f"{quantizer} with {generator}")
+    model.network.load_state_dict(weights)
     return model
 
 
@@ -116,6 +109,7 @@ def _codebooks(rq: dict[str, Tensor]) -> dict[str, Tensor]:
         out[f"quantizer.codes_{level}"] = rq[f"{codebook}.embed"][0]
         out[f"quantizer.sizes_{level}"] = rq[f"{codebook}.cluster_size"][0]
         out[f"quantizer.sums_{level}"] = rq[f"{codebook}.embed_avg"][0]
+        out[f"quantizer.unused_{level}"] = torch.zeros_like(out[f"quantizer.sizes_{level}"])
     return out
 
 

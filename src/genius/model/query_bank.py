@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from genius.errors import GeniusError
+from genius.features import as_numpy
 from genius.files import open_regular, reading, write_whole
 
 FILE = "queries.safetensors"
@@ -79,7 +80,7 @@ class QueryBank:
         for field in fields(self):
             value = getattr(self, field.name)
             if hasattr(value, "detach"):
-                object.__setattr__(self, field.name, _numbers(value))
+                object.__setattr__(self, field.name, as_numpy(value))
 
     def __len__(self) -> int:
         return len(self.z)
@@ -117,9 +118,9 @@ class QueryBank:
         Raises:
             GeniusError: If the shapes do not fit or a vector is not finite.
         """
-        vectors = _numbers(z).astype(np.float32)
-        modality = _numbers(modality).astype(np.int64)
-        target = _numbers(target).astype(np.int64)
+        vectors = as_numpy(z).astype(np.float32)
+        modality = as_numpy(modality).astype(np.int64)
+        target = as_numpy(target).astype(np.int64)
         _check(vectors, modality, target, "query bank")
         order = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:size])
         kept = _unpacked(*_packed(vectors[order]))  # what a loaded bank holds
@@ -148,7 +149,7 @@ class QueryBank:
         """(Q, 3) log p(target modality | query) by the probe for queries z (Q, D); None where there is no probe."""
         if self.probe_weight is None or self.probe_bias is None:
             return None
-        logits = _numbers(z) @ self.probe_weight.T + self.probe_bias
+        logits = as_numpy(z) @ self.probe_weight.T + self.probe_bias
         log_probs: Floats = logits - _log_sum_exp(logits.T)[:, None]
         return log_probs
 
@@ -192,7 +193,7 @@ class QueryBank:
         Returns:
             (n,) float32; zeros where the bank knows too few queries of this direction.
         """
-        vectors = _numbers(vectors)
+        vectors = as_numpy(vectors)
         weight = self.bias_weight(query_modality, target)
         if not weight:
             return np.zeros(len(vectors), np.float32)
@@ -361,13 +362,6 @@ def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[Floats | None,
     if shares.shape != weights.shape or not bool(((shares >= 0) & (shares <= 1)).all()):
         raise GeniusError(f"{path} holds shares of the item bias for codes that are out of range")
     return weights, temperatures, shares
-
-
-def _numbers(values: Any) -> NDArray[Any]:
-    """A numpy array of what may be a tensor."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-    return np.asarray(values)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

@@ -23,7 +23,6 @@ from PIL import Image
 
 from genius.errors import GeniusError, PictureError
 from genius.index import Hits, Index
-from genius.index.overview import Placed, Planes
 from genius.index.target import default_target
 from genius.pictures import SVG, WEB_TYPES, WORKING_SIDE, TooManyPixels, load_image, loaded, opened
 from genius.search import SearchRequest
@@ -36,10 +35,7 @@ from genius.serve.schemas import (
     ItemOut,
     ListedItem,
     ListResponse,
-    MapResponse,
-    PlacedOut,
     SearchResult,
-    TargetName,
 )
 from genius.types import ImageInput, Item, Modality, Query
 
@@ -68,8 +64,6 @@ class Job:
     request: SearchRequest
     backend: Backend
     exclude: str | None = None  # an id to leave out of its own "more like this"
-    order_by: str | None = None  # a metadata field to sort the hits by
-    descending: bool = False
     batched: bool = False  # one of many queries of a request
 
     @property
@@ -158,7 +152,6 @@ class Backend:
         self.index = index
         self.name = name
         self.base = base
-        self.planes = Planes(index)
         self._query_side = query_side
         # both read much, and are the same for one version of the index
         self._count_below = functools.lru_cache(MAX_COUNTS)(lambda version, prefix: index.below(prefix, limit=0).count)
@@ -196,31 +189,14 @@ class Backend:
             codes = [int(code) for code in hit.codes]
             score = float(hit.score)
             hits.append(HitOut(**self._shown(hit.item), codes=codes, score=score, probability=hit.probability, ranks=hit.ranks))
-        if job.order_by is not None:
-            hits = self._ordered(hits, job.order_by, job.descending)
         why = results.why
         if results and not hits:
             why = f"nothing found: no result scores {lowest:g} or more; lower min_score, or leave it out"
         return SearchResult(hits=hits, answerable=results.answerable, doubtful=results.doubtful, why=why, fusion=results.fusion)
 
-    def _ordered(self, hits: list[HitOut], field: str, descending: bool) -> list[HitOut]:
-        """Hits by a metadata field; those without it last, by score."""
-        having = [hit for hit in hits if hit.metadata.get(field) is not None]
-        if not having:
-            self.check_field(field)
-        having.sort(key=lambda hit: hit.metadata[field], reverse=descending)
-        return having + [hit for hit in hits if hit.metadata.get(field) is None]
-
-    def check_field(self, field: str) -> None:
-        """An error that names the fields there are, if `field` is none of them."""
-        fields = self.index.columns()
-        if field not in fields:
-            raise GeniusError(f"order_by: no field {field!r}, there are: {', '.join(sorted(fields)) or 'none'}")
-
     def explain(self, job: Job) -> dict[str, Any]:
         """How the results of a query come about; examples with an image have thumbnails here."""
-        explanation = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MAX_EXPLAINED)))
-        body = explanation.to_dict()
+        body = self.index.explain(job.query, replace(job.request, k=min(job.request.k, MAX_EXPLAINED)))
         body["thumbnails"] = {name: self._url("thumbnails", name) for name in body.pop("pictures")}
         for result in body["answers"]:
             result.pop("image")  # a path of the server
@@ -349,17 +325,6 @@ class Backend:
             small = _encoded(picture, "JPEG", quality=85)
         return small, "image/jpeg"
 
-    def map(self, ids: Sequence[str] = ()) -> MapResponse:
-        """A sample of items on a plane, and where these lie on it."""
-        plane, alive = self.planes.now()
-        if plane is None:
-            return MapResponse(count=0, items=[], found=[])
-        found = []
-        if ids:
-            found = [self._placed(at) for at in self.planes.locate(plane, ids)]
-        items = [self._placed(at) for at in plane.placed(alive)]
-        return MapResponse(count=len(alive), items=items, found=found)
-
     def info(self) -> dict[str, Any]:
         """What the index holds: fields of `InfoResponse`."""
         default = default_target(self.index.modalities())
@@ -377,8 +342,8 @@ class Backend:
 
     # -- codes -------------------------------------------------------------------------------------------------
 
-    def browse(self, prefix: tuple[int, ...], most: int = CHILDREN) -> CodesResponse:
-        """Items below a prefix of codes, and at most `most` next codes with examples, the fullest first."""
+    def browse(self, prefix: tuple[int, ...]) -> CodesResponse:
+        """Items below a prefix of codes, and the fullest next codes with examples."""
         each = EXAMPLES
         if not prefix:
             each = START_EXAMPLES
@@ -394,7 +359,7 @@ class Backend:
                 examples.setdefault(example.codes[len(prefix)], []).append(example)
         children = [
             ChildCode(code=code, prefix=join((*prefix, code)), count=count, examples=examples.get(code, [])[:each])
-            for code, count in list(view.children.items())[:most]
+            for code, count in list(view.children.items())[:CHILDREN]
         ]
         return CodesResponse(
             prefix=join(prefix),
@@ -443,18 +408,6 @@ class Backend:
             "image_url": self._url("images", item.id, has_image),
             "thumbnail_url": self._url("thumbnails", item.id, has_image),
         }
-
-    def _placed(self, placed: Placed) -> PlacedOut:
-        label: TargetName = placed.modality.label  # type: ignore[assignment]
-        return PlacedOut(
-            id=placed.id,
-            modality=label,
-            title=placed.title,
-            codes=list(placed.codes),
-            thumbnail_url=self._url("thumbnails", placed.id, placed.modality is not Modality.TEXT),
-            x=round(placed.x, 4),
-            y=round(placed.y, 4),
-        )
 
 
 def join(prefix: Sequence[int]) -> str:

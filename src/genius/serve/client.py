@@ -124,8 +124,6 @@ class GeniusClient:
         diverse: bool = False,
         minus: ContentInput | None = None,
         minus_like: str | None = None,
-        order_by: str | None = None,
-        descending: bool = False,
         vector: Sequence[float] | None = None,
         mode: Mode | None = None,
         words_weight: float | None = None,
@@ -150,8 +148,6 @@ class GeniusClient:
             diverse: Return at most one hit per code prefix.
             minus: Text or image to steer away from.
             minus_like: Id of an indexed item to steer away from.
-            order_by: Metadata field to sort the k hits by.
-            descending: With `order_by`: largest first.
             vector: Of your own, in place of text and image.
             mode: similarity, words (full text) or hybrid (both).
             words_weight: Of words in a hybrid search; similarity has 1.
@@ -179,8 +175,6 @@ class GeniusClient:
             rerank=rerank,
             diverse=diverse or None,
             minus_like=minus_like,
-            order_by=order_by,
-            descending=descending or None,
             vector=vector,
             mode=mode,
             words_weight=words_weight,

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from genius.index.metadata import check_metadata
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
-from genius.serve.backend import CHILDREN, Backend, Page
+from genius.serve.backend import Backend, Page
 from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
 from genius.serve.errors import ERRORS, ApiError
 from genius.serve.logs import CONTENT_TYPE
@@ -36,11 +36,9 @@ from genius.serve.schemas import (
     InfoResponse,
     ItemBody,
     ItemDetail,
-    ItemId,
     ItemsRequest,
     Limits,
     ListResponse,
-    MapResponse,
     PutResponse,
     SearchBatch,
     SearchBatchResponse,
@@ -400,7 +398,7 @@ def _image_response(request: Request, source: bytes | Path, media_type: str) -> 
     return response
 
 
-# -- codes and overview ----------------------------------------------------------------------------------------
+# -- codes and info --------------------------------------------------------------------------------------------
 
 PREFIX = r"^[0-9]{1,6}(-[0-9]{1,6})*$"
 
@@ -424,24 +422,11 @@ async def codes(
     prefix: Annotated[
         str, PathParameter(pattern=PREFIX, description="Codes joined by '-'.", examples=["2", "2-17-301"], max_length=300)
     ],
-    children: Annotated[int, Query(ge=1, le=512, description="How many next codes, the fullest first.")] = CHILDREN,
 ) -> Response:
     """The next codes, the fullest first, each with a few items; and items below the prefix. 404 if there are none."""
     call = allowed(request, "read")
     codes_of_prefix = tuple(int(code) for code in prefix.split("-"))
-    return answer(await call.read(lambda: call.backend.browse(codes_of_prefix, children)))
-
-
-@collection_router.get("/map", tags=["codes"], response_model=MapResponse, summary="The collection as a map")
-async def plane(
-    request: Request,
-    at: Annotated[
-        list[ItemId] | None, Query(max_length=96, description="Ids of items to locate, such as the results of a search.")
-    ] = None,
-) -> Response:
-    """A sample of items in two dimensions, similar ones close together: by principal components."""
-    call = allowed(request, "read")
-    return answer(await call.service.compute(lambda: call.backend.map(at or ()), call.caller, "map"))
+    return answer(await call.read(lambda: call.backend.browse(codes_of_prefix)))
 
 
 @collection_router.get("/info", tags=["system"], response_model=InfoResponse, summary="The collection, limits and your rights")

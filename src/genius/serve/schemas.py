@@ -96,12 +96,7 @@ class SearchBody(Strict):
         None, description="Image to steer away from, as base64.", json_schema_extra={"contentEncoding": "base64"}
     )
     minus_like: ItemId | None = Field(None, description="Id of an indexed item to steer away from.")
-    order_by: str | None = Field(
-        None, min_length=1, max_length=64, description="Sort the k results by this metadata field; those without it come last."
-    )
-    descending: bool = Field(False, description="With `order_by`: largest first.")
-
-    _texts = field_validator("text", "instruction", "where", "minus", "order_by")(_no_nul)
+    _texts = field_validator("text", "instruction", "where", "minus")(_no_nul)
 
     @model_validator(mode="after")
     def _has_query(self) -> SearchBody:
@@ -214,24 +209,6 @@ class ItemDetail(ItemOut):
     path: list[CodeStep]
 
 
-class PlacedOut(BaseModel):
-    """An item on the map; both coordinates are from 0 to 1."""
-
-    id: str
-    modality: TargetName
-    title: str
-    codes: list[int]
-    thumbnail_url: str | None = None
-    x: float
-    y: float
-
-
-class MapResponse(BaseModel):
-    count: int = Field(description="Items in the index.")
-    items: list[PlacedOut] = Field(description="A sample of the index.")
-    found: list[PlacedOut] = Field(description="The items of `at`.")
-
-
 class HitOut(ItemOut):
     """A result: an item and its score; higher is better."""
 
@@ -268,65 +245,21 @@ class SearchBatchResponse(BaseModel):
     took_ms: float = Field(description="Milliseconds in the server, waiting included.")
 
 
-class ExplainedCode(BaseModel):
-    """One code that could follow others."""
-
-    prefix: list[int] = Field(description="The codes up to and with this one.")
-    log_p: float | None = Field(description="Log-probability of this code given its prefix; null if the query fixed it.")
-    total: float = Field(description="Log-probability of the whole prefix: what beams are ranked by.")
-    items: int = Field(description="Items below it.")
-    kept: bool = Field(description="Whether it was among the beams.")
-    rank: int | None = Field(description="Its rank among the beams, from 1.")
-    answer: bool = Field(description="Whether a result is below it.")
-    words: list[str] = Field(description="Words that items below it have and those of its siblings lack.")
-    examples: list[str] = Field(description="Ids of items below it; `thumbnails` has their images.")
-
-
-class ExplainedNode(ExplainedCode):
-    """A code in the tree of beams."""
-
-    children: list[ExplainedNode]
-
-
-class ExplainedStep(BaseModel):
-    """One level of a beam search."""
-
-    level: int
-    competing: int = Field(description="Codes that could follow the beams.")
-    beams: int = Field(description="How many of them were kept.")
-    items: int = Field(description="Items below what was kept.")
-    codes: list[ExplainedCode] = Field(description="The best kept, those that lead to results, the best rejected; best first.")
-
-
-class ExplainedTrace(BaseModel):
-    """How a beam search generates IDs for one target modality."""
-
-    target: TargetName | None
-    steps: list[ExplainedStep]
-    tree: list[ExplainedNode] = Field(description="The same codes as a tree.")
-
-
-class ExplainedAnswer(BaseModel):
-    """One result, and the log-probability of each code of its ID."""
-
-    id: str
-    score: float
-    probability: float | None
-    codes: list[int]
-    modality: TargetName
-    text: str | None
-    metadata: dict[str, Any]
-    thumbnail_url: str | None
-    log_p: list[float | None]
-    lost_at: int | None = Field(description="Level from which it was no longer among the beams; null: it was to the end.")
-
-
 class ExplainResponse(BaseModel):
-    answers: list[ExplainedAnswer]
+    """How the results of a query come about: `Explanation.to_dict()` of the Python package, with URLs of images."""
+
+    answers: list[dict[str, Any]] = Field(
+        description="Results: id, score, probability, codes, modality, text, metadata, thumbnail_url; log_p of each code; "
+        "lost_at, the level from which it was not among the beams (null: it was to the end); item_bias."
+    )
     summary: str = Field(description="In one line, the plan that ran.")
     plan: str | None = Field(description="The plan that found the hits: flat, scan or beam; null: there was nothing to search.")
     considered: int = Field(description="Items that it scored in any way.")
-    traces: list[ExplainedTrace] = Field(description="One for each target modality that was searched.")
+    traces: list[dict[str, Any]] = Field(
+        description="One for each target modality that was searched: steps (levels) and the same codes as a tree. Of a code: "
+        "prefix, log_p given its prefix (null: the query fixed it), total log_p, items below it, kept among the beams, its rank "
+        "there, answer (a result is below it), words that its siblings lack, ids of examples."
+    )
     answerable: float | None
     doubtful: bool
     thumbnails: dict[str, str] = Field(description="Thumbnail URLs of the examples, by id.")

@@ -129,11 +129,6 @@ class Service:
             job = await self._job(backend, body, image, caller.owner)
             return await _done(self.batcher, lambda: backend.explain(job), "explain", caller.owner)
 
-    async def compute(self, work: Callable[[], T], caller: Caller, lane: str) -> T:
-        """Run other work that takes processor time, queued with the searches in a lane of its own."""
-        async with self._limited():
-            return await _done(self.batcher, work, lane, caller.owner)
-
     async def _job(self, backend: Backend, body: SearchBody, image: bytes | None, owner: str) -> Job:
         text, picture = await self._content(backend, body.text, image, body.like, owner)
         negative_image = decode_base64(body.minus_image, self.config)
@@ -158,7 +153,7 @@ class Service:
         )
         backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, target.modality, negative, body.vector)
-        return Job(query, request, backend, body.like, body.order_by, body.descending)
+        return Job(query, request, backend, body.like)
 
     async def _content(
         self, backend: Backend, text: str | None, image: bytes | None, like: str | None, owner: str

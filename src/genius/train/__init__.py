@@ -23,7 +23,7 @@ from genius.encoders import load_encoder
 from genius.encoders.base import Encoder
 from genius.encoders.towers import Heads
 from genius.errors import GeniusError
-from genius.known_instructions import KnownInstructions
+from genius.instructions import KnownInstructions
 from genius.model.genius import Genius
 from genius.train.calibration import calibrate
 from genius.train.config import StageConfig, TrainConfig, read_train_config

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from genius.data.features import FeatureSet
 from genius.model.confidence import DEPTH, Confidence, auroc, fit
@@ -27,21 +25,21 @@ POOL_SHARES = (1.0, 0.3, 0.1)  # of the pool that is searched: an index may be s
 class ResultLists(NamedTuple):
     """What the default search returns for each query, with its positives in the pool and without them."""
 
-    has_image: Tensor  # (Q,) bool: the query has an image
-    scores: Tensor  # (Q, k)
-    modalities: Tensor  # (Q, k)
-    positive: Tensor  # (Q, k) bool
-    negative_scores: Tensor  # (Q, k) without the positives
-    negative_modalities: Tensor  # (Q, k)
-    first_bias: Tensor  # (Q,) item bias of the first hit
-    negative_first_bias: Tensor  # (Q,)
+    has_image: NDArray[Any]  # (Q,) bool: the query has an image
+    scores: NDArray[Any]  # (Q, k)
+    modalities: NDArray[Any]  # (Q, k)
+    positive: NDArray[Any]  # (Q, k) bool
+    negative_scores: NDArray[Any]  # (Q, k) without the positives
+    negative_modalities: NDArray[Any]  # (Q, k)
+    first_bias: NDArray[Any]  # (Q,) item bias of the first hit
+    negative_first_bias: NDArray[Any]  # (Q,)
 
-    def take(self, rows: Tensor) -> ResultLists:
+    def take(self, rows: NDArray[np.int64]) -> ResultLists:
         return ResultLists(*(part[rows] for part in self))
 
     @classmethod
     def cat(cls, lists: Sequence[ResultLists]) -> ResultLists:
-        return cls(*(torch.cat(parts) for parts in zip(*lists, strict=True)))
+        return cls(*(np.concatenate(parts) for parts in zip(*lists, strict=True)))
 
 
 def calibrate(
@@ -137,28 +135,28 @@ def result_lists(
     """
     most_positives = max(map(len, queries.positives))
     depth = min(DEPTH + most_positives, len(rows))
-    result_modalities = engine.search(queries.z, k=depth, params=params, dense=queries.dense, modality=queries.modality)
-    modalities = modality[result_modalities.rows]
+    found = engine.search(queries.z, k=depth, params=params, dense=queries.dense, modality=queries.modality)
+    modalities = modality[found.rows]
     positives = [set(own) for own in queries.positives]
-    hits = rows[result_modalities.rows].tolist()
+    hits = rows[found.rows].tolist()
     positive = np.array([[row in own for row in line] for line, own in zip(hits, positives, strict=True)])
-    bias = np.zeros(result_modalities.rows.shape, np.float32)
+    bias = np.zeros(found.rows.shape, np.float32)
     taken_off = engine.bias_for(params)
     if taken_off is not None:
-        bias = taken_off.take(queries.modality, result_modalities.rows)
+        bias = taken_off.take(queries.modality, found.rows)
     negatives_first = np.argsort(positive, axis=1, kind="stable")[:, :DEPTH]
 
-    def negative(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.take_along_axis(values, negatives_first, 1))
+    def negative(values: NDArray[Any]) -> NDArray[Any]:
+        return np.take_along_axis(values, negatives_first, 1)
 
     return ResultLists(
-        has_image=torch.from_numpy(queries.has_image),
-        scores=torch.from_numpy(result_modalities.scores[:, :DEPTH]),
-        modalities=torch.from_numpy(modalities[:, :DEPTH]),
-        positive=torch.from_numpy(positive[:, :DEPTH]),
-        negative_scores=negative(result_modalities.scores),
+        has_image=queries.has_image,
+        scores=found.scores[:, :DEPTH],
+        modalities=modalities[:, :DEPTH],
+        positive=positive[:, :DEPTH],
+        negative_scores=negative(found.scores),
         negative_modalities=negative(modalities),
-        first_bias=torch.from_numpy(bias[:, 0]),
+        first_bias=bias[:, 0],
         negative_first_bias=negative(bias)[:, 0],
     )
 
@@ -170,13 +168,13 @@ def measure(lists: Sequence[ResultLists]) -> dict[str, float]:
         lists: Of the whole pool, and of parts of it.
     """
     count = len(lists[0].has_image)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    order = np.random.default_rng(0).permutation(count)
     fitted = fit(*ResultLists.cat([own.take(order[: count // 2]) for own in lists]))
     measured = lists[0].take(order[count // 2 :])
     answerable, unanswerable = answer_probabilities(fitted, measured)
-    hits = zip(measured.has_image.tolist(), measured.scores.numpy(), measured.modalities.numpy(), strict=True)
+    hits = zip(measured.has_image.tolist(), measured.scores, measured.modalities, strict=True)
     probabilities = np.concatenate([fitted.of_hits(image, scores, modalities) for image, scores, modalities in hits])
-    positive = measured.positive.double().numpy().flatten()
+    positive = measured.positive.flatten()
     values = np.concatenate([answerable, unanswerable])
     return {
         "answerable_auroc": auroc(values, np.arange(len(values)) < len(answerable)),
@@ -191,7 +189,7 @@ def answer_probabilities(fitted: Confidence, lists: ResultLists) -> tuple[NDArra
     gone = (lists.negative_scores, lists.negative_modalities, lists.negative_first_bias)
     out = []
     for columns in (there, gone):
-        rows = zip(lists.has_image.tolist(), *(column.numpy() for column in columns), strict=True)
+        rows = zip(lists.has_image.tolist(), *columns, strict=True)
         out.append(np.array([fitted.of_answer(image, scores, modalities, bias) for image, scores, modalities, bias in rows]))
     return out[0], out[1]
 

@@ -20,8 +20,7 @@ from genius.errors import GeniusError
 from genius.model.config import SIZES
 from genius.search.params import SearchParams
 
-RecipeName = Literal["default", "paper", "paper-sums", "published"]
-Reduction = Literal["mean", "sum"]
+RecipeName = Literal["default", "paper", "published"]
 BUILTIN = "builtin:"
 STAGES = ("encoder", "quantizer", "generator")
 CONFIGS = Path(__file__).parent / "configs"
@@ -53,8 +52,6 @@ class Recipe:
     positives: Literal["redrawn", "fixed"] = "redrawn"  # one of a query's positives: drawn at every visit, or once
     symmetric: bool = True  # L_cl in both directions
     all_positives: bool = True  # False: labels are the diagonal, other positives count as negatives
-    # of L_rq, L_mse and Eq. 10. mean: over levels, dimensions (L_mse: of unit vectors) and codes; sum: as printed
-    reduction: Reduction = "mean"
     start_from_sum: bool = True  # the fusion starts as the encoder's own sum of both modalities; False: at random
     kmeans_from: Literal["sample", "first-batch"] = "sample"  # what the codebooks start from
     refit: bool = True  # at the end of stage 2, k-means once more, on the pool's embeddings
@@ -91,9 +88,6 @@ RECIPES: dict[RecipeName, Recipe] = {
         generator=Schedule(eps=1e-6, warm_up=500),
     ),
 }
-# The norms of Eq. 7 and L_mse as they are printed: with the weights of 100 that section 5.2 gives them z nearly collapses
-# (docs/recipes.md), so `builtin:paper` takes means, as the public code does with the same weights.
-RECIPES["paper-sums"] = dataclasses.replace(RECIPES["paper"], reduction="sum")
 
 
 @dataclass(frozen=True)
@@ -219,11 +213,9 @@ class GeneratorStageConfig(StageConfig):
     batch: int = 1024
     lr: float = 1e-3
     weight_decay: float = 0.05
-    # what the decoder reads. items: items and synthetic items, moved by the offsets of held-out queries (ours). queries:
-    # training queries as they are. The others mix these with their positives (4.3.2). linear: Eq. 11 as printed; scalar:
-    # the same at unit length, as queries have; sqrt-per-dimension: published
-    inputs: Literal["items", "queries", "linear", "scalar", "sqrt-per-dimension"] = "items"
-    virtual: float = 1.0  # items: share of the inputs that start from a synthetic item
+    # what the decoder reads. items: synthetic items, moved by the offsets of held-out queries (ours). queries: training
+    # queries as they are. The others mix these with their positives (4.3.2). linear: Eq. 11; sqrt-per-dimension: published
+    inputs: Literal["items", "queries", "linear", "sqrt-per-dimension"] = "items"
 
 
 @dataclass(frozen=True)
@@ -289,7 +281,6 @@ RULES = (
         lambda weight: weight == 0,
         ("quantizer.temperature", "quantizer.hard_negatives", "quantizer.codes_weight"),
     ),
-    Rule("generator.inputs", lambda read: read != "items", ("generator.virtual",)),
     Rule("search.reranker", lambda by: by == "none", ("search.rerank",)),  # every ID is generated to its end
 )
 
@@ -333,9 +324,12 @@ def current_names(values: dict[str, Any]) -> dict[str, Any]:
     """A config's values with those of earlier versions under their present names; TensorBoard is no longer written."""
     values = {name: value for name, value in values.items() if name != "tensorboard"}
     stage = values.get("generator")
-    if isinstance(stage, dict) and stage.get("inputs") == "questions":
-        return {**values, "generator": {**stage, "inputs": "queries"}}
-    return values
+    if not isinstance(stage, dict):
+        return values
+    stage = {name: value for name, value in stage.items() if (name, value) != ("virtual", 1.0)}  # what all runs have now
+    if stage.get("inputs") == "questions":
+        stage["inputs"] = "queries"
+    return {**values, "generator": stage}
 
 
 def _resolve(source: str, seen: tuple[str, ...]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ query whose positive lies nearby, scaled at random, and moved by the same length
 item's ID. The random direction regularises: there are few held-out offsets, they span a small subspace, and a decoder
 soon learns to undo them. Without any query, offsets are random directions.
 
-Most inputs are synthetic items with synthetic IDs (the first codes of an item, then codes drawn uniformly), so that IDs
+Items are synthetic, with synthetic IDs (the first codes of an item, then codes drawn uniformly), so that IDs
 which no item has yet can be generated too. Uniform codes also keep the decoder from learning how frequent a code is:
 log p then says how well an ID fits the query and nothing else. Knows nothing of encoders; the quantizer is frozen.
 """
@@ -125,7 +125,6 @@ class ShiftedItems:
         codes: Tensor,  # (N, M)
         offsets: Offsets | None,
         quantizer: ResidualQuantizer,
-        virtual: float,  # share of the inputs that start from no item but from a synthetic one
         seed: int,
     ) -> None:
         device = codes.device
@@ -134,14 +133,13 @@ class ShiftedItems:
         if len(points) > MOST_ITEMS:
             sample = torch.randperm(len(points), generator=random, device=device)[:MOST_ITEMS]
         modality = modality[sample]
-        self.virtual = virtual
         self.quantizer = quantizer
-        self.z = points[sample]
+        z = points[sample]
         self.codes = codes[sample]
         self.rows = [(modality == value).nonzero()[:, 0] for value in range(3)]
         if offsets is None:
-            offsets = Offsets(self.z[:0], self.z[:0], modality[:0], modality[:0])
-        self.directions = Directions(offsets, self.z, modality)
+            offsets = Offsets(z[:0], z[:0], modality[:0], modality[:0])
+        self.directions = Directions(offsets, z, modality)
 
     def counts(self, batch: int) -> list[int]:
         """How many inputs of each modality a batch holds: equally many of each that the pool has.
@@ -156,7 +154,7 @@ class ShiftedItems:
 
     def draw(self, batch: int, seed: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor, ByModality]:
         """Inputs (B, D), their IDs (B, M), and the rows of each modality: this process's part of a batch."""
-        random = torch.Generator(self.z.device).manual_seed(seed)
+        random = torch.Generator(self.codes.device).manual_seed(seed)
         inputs = []
         ids = []
         blocks = []
@@ -175,14 +173,11 @@ class ShiftedItems:
 
     def _draw_modality(self, modality: int, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """`count` inputs and IDs that start from items of one modality."""
-        device = self.z.device
+        device = self.codes.device
         candidates = self.rows[modality]
         rows = candidates[_pick(torch.full((count,), len(candidates), device=device), random)]
         offsets = self.directions.draw(rows, random)
         z, ids = self._synthetic_items(self.codes[rows], random)
-        virtual = torch.rand(count, 1, generator=random, device=device) < self.virtual
-        z = torch.where(virtual, z, self.z[rows])
-        ids = torch.where(virtual, ids, self.codes[rows])
         scale = self.shortest + (self.longest - self.shortest) * torch.rand(count, 1, generator=random, device=device)
         direction = F.normalize(torch.randn(offsets.shape, generator=random, device=device), dim=1)
         moved = scale * (offsets + self.noise * offsets.norm(dim=1, keepdim=True) * direction)
@@ -220,11 +215,10 @@ def generator_config(model: ModelConfig) -> GeneratorConfig:
 class Augmentation:
     """Query augmentation (4.3.2).
 
-    `linear` is Eq. 11, `scalar` the same at unit length, as queries have when they are searched with;
-    `sqrt-per-dimension` is what the published code does, at unit length too. `queries`: none.
+    `linear` is Eq. 11 as printed; `sqrt-per-dimension` is what the published code does, at unit length. `queries`: none.
     """
 
-    form: Literal["queries", "linear", "scalar", "sqrt-per-dimension"] = "scalar"
+    form: Literal["queries", "linear", "sqrt-per-dimension"]
     alpha: float = 2.0  # of Beta(alpha, alpha)
 
     def draw(self, rows: int, width: int, device: torch.device, seed: int) -> Tensor:
@@ -242,13 +236,9 @@ class Augmentation:
         if self.form == "queries":
             return query
         mu = mu.to(query.dtype)
-        if self.form == "sqrt-per-dimension":
-            mixed = mu.sqrt() * query + (1 - mu).sqrt() * target
-        else:
-            mixed = mu * query + (1 - mu) * target  # Eq. 11
         if self.form == "linear":
-            return mixed
-        return F.normalize(mixed, dim=1)
+            return mu * query + (1 - mu) * target  # Eq. 11
+        return F.normalize(mu.sqrt() * query + (1 - mu).sqrt() * target, dim=1)
 
 
 @dataclass
@@ -314,7 +304,7 @@ class GeneratorStage(Stage):
             self.generator.init_from_codebooks(quantizer.codebooks, self.recipe.codebook_scale)
         self.items: ShiftedItems | None = None
         if config.inputs == "items":
-            self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, config.virtual, seed)
+            self.items = ShiftedItems(frozen.pool, frozen.modality, frozen.codes, frozen.offsets, quantizer, seed)
             return
         if frozen.queries is None:
             raise GeniusError(f"inputs = {config.inputs!r} needs the training queries")
@@ -342,7 +332,7 @@ class GeneratorStage(Stage):
         states = self.generator.states(batch.z, batch.codes)
         log_p = self.generator.code_log_probs(batch.z, batch.codes, batch.rows or None, states)
         nats = code_losses(log_p, batch.codes)  # Eq. 10
-        loss = nats.mean() if self.recipe.reduction == "mean" else nats.sum()
+        loss = nats.mean()  # Eq. 10 is their sum; the public code takes their mean
         first = min(1, len(nats) - 1)  # the first code after the modality
         with torch.no_grad():
             accuracy = code_accuracy(log_p, batch.codes)

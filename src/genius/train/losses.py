@@ -136,27 +136,18 @@ def contrastive(
     return loss, accuracy
 
 
-def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor], reduction: str = "mean") -> Tensor:
-    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2 over levels.
-
-    "sum": the formula, averaged over rows; "mean": also over levels and dimensions, as published (smaller by
-    levels * D).
-    """
-    levels = [F.mse_loss(r, e.detach(), reduction="none") for r, e in zip(residuals, chosen, strict=True)]
-    stacked = torch.stack(levels)  # (M, N, D)
-    if reduction == "mean":
-        return stacked.mean()
-    return stacked.sum((0, 2)).mean()
+# Means, as in the public code. As the paper prints the norms of Eq. 7 and L_mse, the weights of 100 that section 5.2 gives them
+# count levels * D and D times as much, and z nearly collapses (docs/recipes.md).
 
 
-def reconstruction_loss(query: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """L_mse of 4.2.4: the quantised query against the quantised target.
+def residual_loss(residuals: Sequence[Tensor], chosen: Sequence[Tensor]) -> Tensor:
+    """L_rq, Eq. 7: |r_{i-1} - sg(e_i)|^2, the mean over rows, levels and dimensions."""
+    return torch.stack([F.mse_loss(r, e.detach()) for r, e in zip(residuals, chosen, strict=True)]).mean()
 
-    "mean": over dimensions, of unit vectors, as published; "sum": the paper's squared norm of the raw sums.
-    """
-    if reduction == "mean":
-        return F.mse_loss(F.normalize(query, dim=1), F.normalize(target, dim=1))
-    return (query - target).square().sum(1).mean()
+
+def reconstruction_loss(query: Tensor, target: Tensor) -> Tensor:
+    """L_mse of 4.2.4: the quantised query against the quantised target, unit vectors (N, D), the mean over dimensions."""
+    return F.mse_loss(F.normalize(query, dim=1), F.normalize(target, dim=1))
 
 
 def code_losses(log_p: Sequence[Tensor], codes: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from genius.data.features import FeatureSet
 from genius.features import Features
 from genius.model.config import FusionConfig, QuantizerConfig
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer
-from genius.ranking import nearest_rows
 from genius.train.config import ModelConfig, QuantizerStageConfig
 from genius.train.losses import gather_halves, once, reconstruction_loss, residual_loss
 from genius.train.metrics import dense_hits
@@ -122,8 +121,8 @@ class QuantizerStage(PairStage):
             return loss, logs
         quantized = self.quantizer.quantize(z[: 2 * size], modality.repeat(2))
         q_hat, c_hat = quantized.vectors.chunk(2)
-        rq = residual_loss(quantized.residuals, quantized.chosen, recipe.reduction)
-        mse = reconstruction_loss(q_hat, c_hat, recipe.reduction)
+        rq = residual_loss(quantized.residuals, quantized.chosen)
+        mse = reconstruction_loss(q_hat, c_hat)
         loss = loss + config.rq_weight * rq + config.mse_weight * mse  # Eq. 8
         logs.update(rq=rq, mse=mse)
         if config.codes_weight > 0 and config.contrastive_weight > 0:  # without L_cl there is none on codes either
@@ -224,7 +223,6 @@ class QuantizerStage(PairStage):
         codes = self.quantizer.encode(pool, self.held_out.pool.modality.to(pool.device))
         out.update(dense_hits(queries, pool, self.held_out))
         out.update(dense_hits(queries, nn.functional.normalize(self.quantizer.decode(codes), dim=1), self.held_out, "codes"))
-        out.update(prefix_recall(self.quantizer, queries, pool, codes))
         return out
 
     def problems(self, progress: float, values: Mapping[str, float]) -> dict[str, str]:
@@ -239,24 +237,6 @@ class QuantizerStage(PairStage):
         rows = torch.linspace(0, len(self.pool) - 1, min(SAMPLE, len(self.pool)), device=self.pool.device).long()
         codes = self.quantizer.encode(self.embed_rows(self.pool, rows), self.pool.modality[rows])
         return collapsed_levels(self.quantizer, codes)
-
-
-def prefix_recall(
-    quantizer: ResidualQuantizer, queries: Tensor, pool: Tensor, codes: Tensor, beams: int = 50
-) -> dict[str, float]:
-    """How well prefixes rank: the share of dense top-1 items whose prefix is among the `beams` best, per prefix length.
-
-    Prefixes are ranked by the inner product of the query with their unit reconstruction: an upper bound for beams that
-    follow the similarity alone.
-    """
-    best = nearest_rows(queries, pool, 1)[:, 0]
-    out = {}
-    for length in range(2, quantizer.config.levels):
-        prefixes, owner = torch.unique(codes[:, :length], dim=0, return_inverse=True)
-        total = quantizer.decode_prefix(prefixes)
-        nearest = nearest_rows(queries, nn.functional.normalize(total, dim=1), beams)
-        out[f"prefix{length}_recall@{beams}"] = (nearest == owner[best][:, None]).any(1).float().mean().item()
-    return out
 
 
 def collapsed_levels(quantizer: ResidualQuantizer, codes: Tensor) -> dict[str, str]:

@@ -55,10 +55,9 @@ export async function explain(request, picture, signal) {
 
 export const info = async () => (await call(`${base}/info`)).json();
 export const item = async (id, signal) => (await call(`${base}/items/${encodeURIComponent(id)}`, { signal })).json();
-export const map = async (ids, signal) => (await call(`${base}/map?${new URLSearchParams(ids.map((id) => ["at", id]))}`, { signal })).json();
 export const add = async (form) => (await call(`${base}/items`, { method: "POST", body: form })).json();
 export const remove = async (id, options = {}) => (await call(`${base}/items/${encodeURIComponent(id)}`, { method: "DELETE", ...options })).json();
-export const codes = async (prefix, signal, children = 0) => (await call(`${base}/codes/${prefix}${children ? `?children=${children}` : ""}`, { signal })).json();
+export const codes = async (prefix, signal) => (await call(`${base}/codes/${prefix}`, { signal })).json();
 
 // <img src> cannot carry a key, so with one the picture is fetched and shown from memory.
 export function show(image, url) {

@@ -6,12 +6,10 @@ import { fill, offerFields, offerWords, searchLike, searchWith, setDefaultTarget
 import { addFiles, allow, refusal, remove, setUpChanges, undo } from "./changes.js";
 import { codesView } from "./codes.js";
 import { setUpDrop } from "./drop.js";
-import { mapView } from "./map.js";
 import { startView } from "./start.js";
 import { whyView } from "./why.js";
 import * as detail from "./detail.js";
 import { grid, mark, notice, summary, waiting } from "./results.js";
-import { setUpTheme } from "./theme.js";
 
 let about = null; // what /v1/info said
 let running = new AbortController(); // of the address being drawn: the next one aborts it, and what is aborted puts nothing on the page
@@ -58,8 +56,7 @@ async function draw() {
 
 async function drawState(current, signal) {
   fill(current);
-  $("nav-search").toggleAttribute("aria-current", current.codes === null && current.map === null);
-  $("nav-map").toggleAttribute("aria-current", current.map !== null);
+  $("nav-search").toggleAttribute("aria-current", current.codes === null);
   $("nav-codes").toggleAttribute("aria-current", current.codes !== null);
   const { item, ...list } = current;
   const wanted = JSON.stringify(list);
@@ -83,8 +80,7 @@ async function drawList(current, wanted, signal) {
   try {
     if (about === null) await loadInfo();
     signal.throwIfAborted();
-    if (current.map !== null) await showMap(current, signal);
-    else if (current.codes !== null) await showCodes(current, signal);
+    if (current.codes !== null) await showCodes(current, signal);
     else if (asking(current)) await showSearch(current, signal);
     else await showStart(current, signal);
     shown = wanted;
@@ -128,19 +124,7 @@ async function showSearch(current, signal) {
   const found = summary(answer.hits.length, request, answer); // after the last wait: "Searching …" does not come back
   say(answer.doubtful ? `${found} Probably nothing like that is here (${Math.round(100 * answer.answerable)} %).` : found);
   const without = current.minus && button(`Not like ${shorten(current.minus, 40)} ×`, () => state.go({ minus: "" }));
-  const map = h("a", { class: "plain small", href: state.address({ ...current, map: "plane", why: "", item: "" }) }, "On the map");
-  put(h("p", { class: "row" }, why, map, without), ...(reasons ? [reasons] : []), grid(answer.hits, { open, label: "Results", selected: current.item }));
-}
-
-async function showMap(current, signal) {
-  scores = new Map();
-  const asked = asking(current) ? await ask(current, signal) : { answer: null };
-  if (!asked) return;
-  const parts = await mapView(current, asked.answer?.hits ?? null, open, signal);
-  signal.throwIfAborted();
-  say("");
-  put(...parts);
-  if (!current.item) $("codes-title")?.focus({ preventScroll: true });
+  put(h("p", { class: "row" }, why, without), ...(reasons ? [reasons] : []), grid(answer.hits, { open, label: "Results", selected: current.item }));
 }
 
 function nothingFound(current, why) {
@@ -231,7 +215,6 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-setUpTheme();
 setUpKeys();
 const cannotSearch = (problem) => {
   say("");

@@ -39,6 +39,6 @@ export async function startView(root, open, selected, signal) {
       ? h("p", { class: "tries" }, h("span", {}, "Try"), asked.map((q) => h("button", { type: "button", class: "try", onclick: () => state.go({ ...state.EMPTY, q }) }, shorten(q, 40))))
       : null,
     grid(items, { open, label: "A few items of this index", selected }),
-    h("p", { class: "hint after" }, "Drop or paste an image anywhere on this page; add text to say what should be different. ", h("a", { href: "#map=" }, "See the whole collection as a map"), "."),
+    h("p", { class: "hint after" }, "Drop or paste an image anywhere on this page; add text to say what should be different. ", h("a", { href: "#codes=" }, "Browse the collection by its codes"), "."),
   ].filter(Boolean);
 }

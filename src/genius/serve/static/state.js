@@ -13,7 +13,7 @@ export function keepPicture(blob, name) {
 
 export const picture = (number) => pictures.get(number) ?? null;
 
-export const EMPTY = { q: "", pic: "", like: "", minus: "", target: "", where: "", mode: "", k: "24", codes: null, map: null, why: "", item: "" };
+export const EMPTY = { q: "", pic: "", like: "", minus: "", target: "", where: "", mode: "", k: "24", codes: null, why: "", item: "" };
 
 export function read() {
   const values = new URLSearchParams(location.hash.slice(1));

@@ -1,27 +1,21 @@
-"""Stage 3 against the clock or until its curves are flat, with the curves; its loss is one product.
+"""Stage 3 with its curves, for a number of steps or until they are flat.
 
 Knows `GeneratorStage`; nothing of rows or results.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from genius.train import loop
 from genius.train.config import Schedule
-from genius.train.generator import Batch, GeneratorStage
+from genius.train.generator import GeneratorStage
 
 RATE = loop.learning_rate
-WARM_UP = 500  # steps of the published schedule in which the rate grows
-SAMPLE = 64  # examples of a batch whose accuracy is logged
 CONSTANT_WARM_UP = 100  # steps, where the rate is constant until the curves are flat
 FLAT_LOOKS = 3  # looks whose mean is compared with that of as many before
 FLAT_ACCURACY = 0.01  # a curve is flat if the share of codes that are right moves by less
@@ -29,8 +23,8 @@ FLAT_NATS = 0.02  # and the log loss, on what is trained on, by a smaller share 
 DECAY_LOOKS = 2  # looks in which the rate comes down to zero, once the curves are flat
 
 
-class TimeUp(Exception):
-    """Stage 3 has reached the deadline, or its curves are flat."""
+class CurvesAreFlat(Exception):
+    """Stage 3 has nothing more to learn."""
 
 
 def content(values: list[float]) -> float:
@@ -61,55 +55,7 @@ def flat(curve: list[dict[str, Any]]) -> bool:
 UNSEEN = "unseen queries"
 
 
-class TimedGenerator(GeneratorStage):
-    """`started` and `deadline` are of `time.time`."""
-
-    started: float = 0.0
-    deadline: float = math.inf
-    step = 0
-
-    def before_step(self, step: int) -> None:
-        if time.time() > self.deadline:
-            raise TimeUp
-        self.step = step
-
-    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Eq. 10, all levels in one product: on a GPU hundreds of small kernels would cost more than the work."""
-        decoder = self.generator
-        if decoder.config.normalizer != "vocabulary" or self.recipe.reduction != "mean":
-            return super().forward(batch)
-        states = decoder.states(batch.z, batch.codes) * decoder.config.d_model**-0.5  # (B, M, d_model)
-        targets = batch.codes.clone()
-        for level, start in enumerate(decoder.config.offsets):
-            targets[:, level] += start
-        logits = (states.flatten(0, 1) @ decoder.tokens.weight.T).float()  # (B M, V)
-        nats = F.cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape).mean(0)
-        with torch.no_grad():
-            known = targets[:SAMPLE]
-            right = (logits[: known.numel()].argmax(1) == known.flatten()).view(known.shape).float().mean(0)
-        first = min(1, len(nats) - 1)
-        loss = nats.mean()
-        return loss, {"ce": loss, "code1": right[first], "codes": right.mean(), "nats": nats[first:].mean()}
-
-    def learning_rate(self, schedule: Schedule, steps: int, step: int) -> float:
-        """As in `genius.train.loop`, but by time where that is ahead of the steps."""
-        if step <= WARM_UP or math.isinf(self.deadline):
-            return RATE(schedule, steps, step)
-        share = (time.time() - self.started) / (self.deadline - self.started)
-        return RATE(schedule, steps, max(step, min(round(share * steps), steps)))
-
-    @contextmanager
-    def clock(self) -> Iterator[None]:
-        """Inside, the loop takes the learning rate from this stage."""
-        self.started = time.time()
-        loop.learning_rate = self.learning_rate
-        try:
-            yield
-        finally:
-            loop.learning_rate = RATE
-
-
-class WatchedGenerator(TimedGenerator):
+class WatchedGenerator(GeneratorStage):
     """Stage 3 with a curve: nats and accuracy of every code on several samples, at every look.
 
     With `until_flat` the learning rate is constant until `flat` says so, then comes down to zero within a few looks, and the
@@ -117,8 +63,8 @@ class WatchedGenerator(TimedGenerator):
     """
 
     samples: dict[str, tuple[Tensor, Tensor]]  # name -> z (n, D), codes (n, M)
-    told: Callable[[], None] = staticmethod(lambda: None)  # called after every look
     until_flat = False
+    step = 0
     flat_at: int | None = None  # the step at which the curves were flat
 
     def watch(self, samples: dict[str, tuple[Tensor, Tensor]]) -> None:
@@ -143,7 +89,6 @@ class WatchedGenerator(TimedGenerator):
         self.values.append(value)
         if self.until_flat and self.flat_at is None and flat(self.curve):
             self.flat_at = self.step + 1
-        self.told()
         return None
 
     @property
@@ -152,18 +97,27 @@ class WatchedGenerator(TimedGenerator):
 
     def before_step(self, step: int) -> None:
         if self.flat_at is not None and step >= self.flat_at + self.decay_steps:
-            raise TimeUp
-        super().before_step(step)
+            raise CurvesAreFlat
+        self.step = step
 
     def learning_rate(self, schedule: Schedule, steps: int, step: int) -> float:
         """Constant until the curves are flat, or until the steps that are left are those of the decay."""
         if not self.until_flat:
-            return super().learning_rate(schedule, steps, step)
+            return RATE(schedule, steps, step)
         start = self.flat_at
         if start is None:
             start = steps - self.decay_steps
         falling = 1 - (step - start + 1) / self.decay_steps
         return min((step + 1) / CONSTANT_WARM_UP, 1.0, max(falling, 0.0))
+
+    @contextmanager
+    def own_rate(self) -> Iterator[None]:
+        """Inside, the loop takes the learning rate from this stage."""
+        loop.learning_rate = self.learning_rate
+        try:
+            yield
+        finally:
+            loop.learning_rate = RATE
 
 
 def rounded(values: Tensor) -> list[float]:
