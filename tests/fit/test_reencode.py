@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -515,6 +515,24 @@ def test_features_of_the_encoder_before_are_refused(same_width: Path) -> None:
         with pytest.raises(Replaced):
             index.add(late, features=features)
         assert len(index) == 40
+
+
+def test_features_of_the_encoder_before_are_refused_between_two_batches(same_width: Path) -> None:
+    """The index follows a switch between two batches: the features are still those of the encoder before."""
+    late = things(50, 52)
+    with Index.open(same_width) as index:
+        assert index.model.encoder is not None
+        features = encode_items(index.model.encoder, late)[0]
+
+        def switching() -> Iterator[Item]:
+            yield late[0]
+            go_back(same_width)
+            assert len(index) == 41  # it was carried over
+            yield late[1]
+
+        with pytest.raises(Replaced):
+            index.add(switching(), batch_size=1, features=features)
+        assert len(index) == 41
 
 
 def test_a_switch_while_it_learns(same_width: Path, monkeypatch: pytest.MonkeyPatch) -> None:

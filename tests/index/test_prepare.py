@@ -7,6 +7,7 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fake_encoder import fake_model
@@ -16,7 +17,8 @@ from genius import GeniusError, Item
 from genius.encoders import base
 from genius.encoders.base import encode_items
 from genius.index import prepare as room
-from genius.index.prepare import prepare
+from genius.index.prepare import AT_ONCE, Stamp, prepare
+from genius.index.writing import item_batches
 
 
 def png(i: int, size: tuple[int, int] = (64, 48)) -> bytes:
@@ -95,3 +97,13 @@ def test_what_is_kept_of_a_large_picture() -> None:
     assert ready.rows[0].picture.data == buffer.getvalue()
     sizes = [Image.open(io.BytesIO(data or b"")).size for data in (ready.rows[1].picture.data, ready.rows[0].picture.thumbnail)]
     assert sizes == [(1600, 800), (256, 128)]
+
+
+def test_a_batch_ends_with_a_pass_of_the_encoder() -> None:
+    """Of items read from files: what is encoded together does not depend on the size of a commit."""
+    pairs = [(Item(str(i), text="a"), Stamp("file", "mark", (0, i // 70))) for i in range(140)]
+    batches = list(item_batches(pairs, 48))
+    assert [pair for batch in batches for pair in batch] == pairs
+    ends = np.cumsum([len(batch) for batch in batches])[:-1].tolist()
+    assert all(end % 70 % AT_ONCE == 0 for end in ends) and len(ends) > 2
+    assert [len(batch) for batch in item_batches([(item, None) for item, _ in pairs], 48)] == [48, 48, 44]
