@@ -92,6 +92,7 @@ def test_the_training_config_means_what_it_meant(folder: Path) -> None:
     saved = json.loads((folder / "train.json").read_text())
     config = to_dict(read_train_config(str(folder / "train.json")))
     assert saved.pop("tensorboard") is False  # read, and without effect
+    assert saved["generator"].pop("virtual") == 1.0  # the share of synthetic items that every config has now
     assert saved["generator"].pop("inputs") == "questions"
     assert config["generator"].pop("inputs") == "queries"
     for name, value in saved.items():
