@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from genius.search.beam import Trace
 
 Prefix = tuple[int, ...]
-Plain = dict[str, Any]  # as JSON
+JsonObject = dict[str, Any]
 SAMPLED_ITEMS = 24  # items below a code whose words are counted
 WORDS = 3  # shown of a code
 EXAMPLES = 3
@@ -81,8 +81,8 @@ def explain(
         parts = spread([query], state.modalities())[0]
     model = state.model
     embedded = searching.embed_queries(model, parts)
-    traces: list[Plain] = []
-    answers: dict[str, Plain] = {}
+    traces: list[JsonObject] = []
+    answers: dict[str, JsonObject] = {}
     with state.lock:
         live = state.current(model=model)
         engine = live.engine()
@@ -160,7 +160,7 @@ def _traced(
     return engine.trace(z, ids, params=params, target=target, allowed=allowed, rejected=rejected)
 
 
-def _steps(trace: Trace, ids: Sequence[Prefix], shown: int) -> list[Plain]:
+def _steps(trace: Trace, ids: Sequence[Prefix], shown: int) -> list[JsonObject]:
     """The codes of a trace that people are shown: with each, all codes before it."""
     below = [{codes[: step.level + 1] for codes in ids} for step in trace.steps]
     prefixes: set[Prefix] = set()
@@ -192,10 +192,10 @@ def _steps(trace: Trace, ids: Sequence[Prefix], shown: int) -> list[Plain]:
     return steps
 
 
-def _tree(steps: Sequence[Plain]) -> list[Plain]:
+def _tree(steps: Sequence[JsonObject]) -> list[JsonObject]:
     """The codes of all steps as a tree: each holds those that follow it as `children`."""
-    nodes: dict[Prefix, Plain] = {}
-    roots: list[Plain] = []
+    nodes: dict[Prefix, JsonObject] = {}
+    roots: list[JsonObject] = []
     for code in (code for step in steps for code in step["codes"]):
         prefix = code["prefix"]
         nodes[prefix] = {**code, "children": []}
@@ -219,7 +219,7 @@ def _item_biases(
     return [round(value, 4) for value in taken]
 
 
-def _fate(hit: Hit, path: Sequence[float], trace: Trace) -> Plain:
+def _fate(hit: Hit, path: Sequence[float], trace: Trace) -> JsonObject:
     """How likely each code of a hit was, and where the beams lost it."""
     lost_at = None
     for step in trace.steps:
@@ -233,7 +233,7 @@ def _fate(hit: Hit, path: Sequence[float], trace: Trace) -> Plain:
 # -- what a code means -------------------------------------------------------------------------------------------
 
 
-def _describe(live: Live, traces: Sequence[Plain]) -> list[str]:
+def _describe(live: Live, traces: Sequence[JsonObject]) -> list[str]:
     """Give every code words and ids of examples; which of the examples have images."""
     codes = [code for trace in traces for step in trace["steps"] for code in step["codes"]]
     rows = {}
