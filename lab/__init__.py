@@ -17,7 +17,9 @@ if str(HELPERS) not in sys.path:
 
 
 def current_commit() -> str:
-    """Short hash of the commit that is checked out: every result names it."""
+    """Short hash of the commit that is checked out: every result names it. `LAB_COMMIT` names it where there is no checkout."""
+    if "LAB_COMMIT" in os.environ:
+        return os.environ["LAB_COMMIT"]
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -57,6 +57,7 @@ RERANK = 2500  # items that the default search may look at
 MOST = 60  # items that GENIUS^R may look at
 WIDE = 200  # beams of a second GENIUS and GENIUS^R, whose likeliest MOST items count
 AT_ONCE = 512  # questions decoded together
+CUT = 5  # hits that count: where the next one has the same score, the last place was drawn
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,10 @@ def filled(test: FeatureSet, size: int, seed: int) -> FeatureSet:
     """The same questions over `size` candidates: the pool and points between neighbouring items of the same modality."""
     random = torch.Generator().manual_seed(seed)
     pool, missing = test.pool, size - len(test.pool)
-    near = neighbours(F.normalize(torch.cat(pool.masked(), 1), dim=1), pool.modality, 16)
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+    near = neighbours(F.normalize(torch.cat(pool.masked(), 1), dim=1).to(device), pool.modality.to(device), 16).cpu()
     rows = torch.randint(len(pool), (missing,), generator=random)
     other = near[rows, torch.randint(16, (missing,), generator=random)]
     mix = torch.rand(missing, 1, generator=random)
@@ -155,6 +159,8 @@ class Bench:
         self, name: str, seed: int, trained: Trained, test: FeatureSet, methods: tuple[str, ...], target: str = "unknown"
     ) -> None:
         start = time.monotonic()
+        random = torch.Generator().manual_seed(seed)
+        test = test.take_pool(torch.randperm(len(test.pool), generator=random))  # equal scores are listed in a random order
         found = dict(self._searches(trained, test, methods, target, seed))
         entry: dict[str, Any] = {
             "name": name,
@@ -193,7 +199,7 @@ class Bench:
 
 
 def summaries(found: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each method's hit@5 of every task, its share of dense, and intervals of the shares."""
+    """Each method's hit@5 of every task, its share of dense, intervals of the shares, and queries whose fifth place was drawn."""
     given = "dense-given" in found.methods
     for method in found.methods:
         rows = [r for r in found.results if r.method == method]
@@ -204,6 +210,8 @@ def summaries(found: Evaluation) -> Iterator[tuple[str, dict[str, Any]]]:
             out[f"share{suffix}"] = {task: [round(v, 4) for v in values] for task, values in shares.items()}
             out[f"mean{suffix}"] = round(float(np.mean([v[0] for v in shares.values()])), 4)
             out[f"worst{suffix}"] = round(min(v[0] for v in shares.values()), 4)
+        scores = [found.runs[r.task, method, r.pool][1] for r in rows]
+        out["tied"] = int(sum((own[:, CUT - 1] == own[:, CUT])[np.isfinite(own[:, CUT])].sum() for own in scores))
         out["touched"] = round(float(np.mean([r.touched for r in rows])), 1)
         out["bytes"] = round(rows[0].bytes_per_item, 1)
         out["queries/s"] = round(rows[0].queries_per_second, 1)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from genius.config import to_dict
 from genius.encoders.towers import Heads
 from genius.features import Features
+from genius.model import bias_choice, query_bank
 from genius.model.bias_choice import JudgedQueries, choose
 from genius.model.genius import Genius
 from genius.model.query_bank import QueryBank
@@ -38,6 +39,7 @@ from lab import provenance
 from lab.accuracy import Data, fashion, icons
 
 BENCHMARKS = {"fashion": fashion, "icons": icons}
+COMPARED = 1024  # queries of a bank compared with items together, on a GPU
 CHUNK = 8192  # rows that pass a model at a time
 AT_ONCE = 256  # queries searched together
 K = 5
@@ -47,6 +49,21 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Hits = dict[str, tuple[float, float]]  # task -> hit@1, hit@5
+
+
+def mean_similarity_on_gpu(queries: Floats, vectors: Floats, temperature: float) -> Floats:
+    """What `genius.model.query_bank.mean_similarity` computes on the host; of a million items it takes a minute there."""
+    items = torch.from_numpy(np.ascontiguousarray(vectors, np.float32)).cuda()
+    total = torch.full((len(vectors),), -torch.inf, device="cuda")
+    for part in torch.from_numpy(np.ascontiguousarray(queries, np.float32)).cuda().split(COMPARED):
+        total = torch.logaddexp(total, (part @ items.T / temperature).logsumexp(0))
+    found: Floats = (temperature * (total - np.log(len(queries)))).float().cpu().numpy()
+    return found
+
+
+if torch.cuda.is_available():
+    for module in (query_bank, bias_choice):
+        setattr(module, "mean_similarity", mean_similarity_on_gpu)  # noqa: B010
 
 
 # -- training ------------------------------------------------------------------------------------------------------
@@ -91,11 +108,18 @@ class Run:
         return Runtime(torch.device(self.device), journal, self.config.seed, self.config.run)
 
     def train(self) -> Trained:
-        """The trained model; stages that have ended are read back."""
+        """The trained model; one that has been trained before is read back, like stages that have ended."""
+        kept = self.work / "trained.pt"
+        if kept.exists():
+            model, heads, metrics = torch.load(kept, weights_only=False)
+            return Trained(model, heads, metrics, self.data.train)
         runtime = self.runtime()
         settled = settle_sizes(self.config, self.data.train, runtime)
+        start = time.monotonic()
         trained = train_stages(settled, self.data.train, runtime, self.work / "training")
         trained.model.generator.eval()
+        trained.metrics["time"] = {"seconds": round(time.monotonic() - start, 1)}
+        torch.save((trained.model, trained.heads, trained.metrics), kept)
         return trained
 
     def split(self, heads: Heads | None) -> Split:
@@ -214,6 +238,7 @@ class Bench:
         self.shown = np.zeros(len(self.items), bool)  # by a query that was trained on
         self.shown[np.array([row for own in self.learn.positives for row in own], np.int64)] = True
         self.random = np.random.default_rng(seed)
+        self.tied = 0  # queries of the last search whose last place among the best was drawn among equal scores
 
     def bank(self, per_direction: int) -> tuple[QueryBank, Bools]:
         """At most so many queries of each direction, held-out ones first; and which of them are held out."""
@@ -255,24 +280,27 @@ class Bench:
     def found(
         self, engine: SearchEngine, rows: Ints, part: Part, asked: Ints, params: SearchParams, *, given: bool = False
     ) -> Ints:
-        """(n, K) items found for the queries `asked` of a part; -1: none.
+        """(n, K) items found for the queries `asked` of a part; -1: none. Equal scores are listed in the order of `rows`.
 
         Args:
             engine: Of the items `rows`.
-            rows: Its items.
+            rows: Its items, in a random order.
             part: Of the queries.
             asked: Rows of the part.
             params: How to search.
             given: Whether the target modality is given.
         """
         found = []
+        self.tied = 0
         for first in range(0, len(asked), AT_ONCE):
             queries = asked[first : first + AT_ONCE]
             target = None
             if given:
                 target = part.target[queries]
-            result = engine.search(part.z[queries], k=K, params=params, target=target, modality=part.modality[queries])
-            found.append(np.where(result.rows >= 0, rows[result.rows], -1))
+            result = engine.search(part.z[queries], k=K + 1, params=params, target=target, modality=part.modality[queries])
+            found.append(np.where(result.rows >= 0, rows[result.rows], -1)[:, :K])
+            if result.scores.shape[1] > K:
+                self.tied += int(((result.scores[:, K - 1] == result.scores[:, K]) & (result.rows[:, K] >= 0)).sum())
         return np.concatenate(found)
 
     def hits(
@@ -312,12 +340,15 @@ def run_details() -> dict[str, Any]:
 
 
 class Results:
-    """What was measured of one training, written after every line."""
+    """What was measured of one training, written after every line; a file that is there already is continued."""
 
     def __init__(self, file: Path, about: dict[str, Any]) -> None:
         self.file = file
-        self.lines: list[dict[str, Any]] = []
-        self.body: dict[str, Any] = about | {"lines": self.lines}
+        self.body: dict[str, Any] = {"lines": []}
+        if file.exists():
+            self.body = json.loads(file.read_text(encoding="utf-8"))
+        self.lines: list[dict[str, Any]] = self.body.pop("lines")
+        self.body |= about | {"lines": self.lines}
 
     def note(self, name: str, value: Any) -> None:
         self.body[name] = value
@@ -333,10 +364,14 @@ class Results:
         print(json.dumps(line), flush=True)
 
     def measure(self, name: str, work: Any) -> None:
-        """Call `work`; what fails is noted and does not stop the other parts."""
+        """Call `work`, once; what fails is noted and does not stop the other parts."""
         start = time.monotonic()
+        done = self.body.setdefault("parts", [])
+        if name in done:
+            return
         try:
             work()
+            self.note("parts", [*done, name])
         except Exception as error:  # the other parts are worth having
             self.note(f"failed_{name}", repr(error))
             print(name, repr(error), flush=True)
