@@ -239,7 +239,7 @@ class Measurement:
             bank = trained.model.queries
             assert bank is not None
             random = np.random.default_rng(self.run.config.seed)
-            unseen = random.permutation(np.flatnonzero(bench.unseen))
+            unseen = random.permutation(np.flatnonzero(bench.unseen & self.bench.unseen))  # the heads have not seen them either
             for candidates, rows in (("unseen", unseen), ("all", random.permutation(len(bench.items)))):
                 engine = bench.engine(trained.model, rows, bank, bank)
                 reference = bench.hits(engine, rows, DENSE, given=True, asked=asked)

@@ -11,15 +11,17 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import genius.train
 from genius.config import to_dict
 from genius.encoders.towers import Heads
 from genius.features import Features
@@ -59,11 +61,6 @@ def mean_similarity_on_gpu(queries: Floats, vectors: Floats, temperature: float)
         total = torch.logaddexp(total, (part @ items.T / temperature).logsumexp(0))
     found: Floats = (temperature * (total - np.log(len(queries)))).float().cpu().numpy()
     return found
-
-
-if torch.cuda.is_available():
-    for module in (query_bank, bias_choice):
-        setattr(module, "mean_similarity", mean_similarity_on_gpu)  # noqa: B010
 
 
 # -- training ------------------------------------------------------------------------------------------------------
@@ -115,10 +112,10 @@ class Run:
             return Trained(model, heads, metrics, self.data.train)
         runtime = self.runtime()
         settled = settle_sizes(self.config, self.data.train, runtime)
-        start = time.monotonic()
-        trained = train_stages(settled, self.data.train, runtime, self.work / "training")
+        with Stopwatch() as watch:
+            trained = train_stages(settled, self.data.train, runtime, self.work / "training")
         trained.model.generator.eval()
-        trained.metrics["time"] = {"seconds": round(time.monotonic() - start, 1)}
+        trained.metrics["seconds"] = watch.seconds
         torch.save((trained.model, trained.heads, trained.metrics), kept)
         return trained
 
@@ -131,7 +128,10 @@ class Run:
         return parts.map(lambda part: through_heads(heads, part))
 
     def bench(self, trained: Trained) -> Bench:
-        """The vectors that a training leaves, which are written into its folder."""
+        """The vectors that a training leaves, which are written into its folder. From now on biases are computed on a GPU."""
+        if self.device == "cuda":
+            for module in (query_bank, bias_choice):
+                setattr(module, "mean_similarity", mean_similarity_on_gpu)  # noqa: B010
         folder = self.work / "vectors"
         if not (folder / "about.json").exists():
             self._write_vectors(trained, folder)
@@ -161,6 +161,38 @@ class Run:
             np.savez(folder / f"{name}.npz", z=vectors(model, part.queries), tasks=tasks, **arrays)
         about = {"benchmark": self.benchmark, "seed": self.config.seed, "items": len(pool), "config": to_dict(self.config)}
         (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+class Stopwatch:
+    """Seconds of a training, and of its steps that a bank of queries costs."""
+
+    STEPS: ClassVar[dict[str, str]] = {"sampled_query_bank": "bank and its bias", "calibrate": "calibration"}
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.patches: list[Any] = []
+
+    def __enter__(self) -> Stopwatch:
+        for function, name in self.STEPS.items():
+            patch = mock.patch.object(genius.train, function, self._timed(getattr(genius.train, function), name))
+            patch.start()
+            self.patches.append(patch)
+        self.start = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds["all"] = round(time.monotonic() - self.start, 2)
+        for patch in self.patches:
+            patch.stop()
+
+    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            start = time.monotonic()
+            result = function(*arguments)
+            self.seconds[name] = round(time.monotonic() - start, 2)
+            return result
+
+        return run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
