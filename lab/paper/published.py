@@ -433,7 +433,18 @@ def run_row(settings: Settings, row: Row) -> dict[str, Any]:
     return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
 
 
-def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """Stages 2 and 3 of a row, and what is known of their training."""
+
+    config: TrainConfig
+    second: QuantizerStage
+    third: WatchedGenerator
+    about: dict[str, Any]
+
+
+def train_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> Trained:
+    """Train stages 2 and 3 of a row. Seconds are added to `seconds`."""
     config = _config(settings, row)
     begun = time.monotonic()
     second = second_stage(settings, row, config, parts, device)
@@ -452,7 +463,7 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
         "quantizer": quantizer_report(second, parts.test),
     }
     if row.part == "purity":
-        return out
+        return Trained(config, second, third, out)
     with third.own_rate():
         lines = train_stage(third, config, replace(config.run, patience=LOOKS + 1), row.seed)
     seconds["stage 3"] = time.monotonic() - begun
@@ -464,6 +475,14 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
         if "loss" in line
     ]
     out["warnings"] = [line["warning"] for line in lines if "warning" in line]
+    return Trained(config, second, third, out)
+
+
+def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+    trained = train_genius(settings, row, parts, device, seconds)
+    config, second, third, out = trained.config, trained.second, trained.third, trained.about
+    if row.part == "purity":
+        return out
     begun = time.monotonic()
     model = assemble(config, second, third)
     out["last"] = measured(model, parts.test, row, ("universal",), settings.queries, codes=True)
@@ -687,17 +706,20 @@ def summary(entry: dict[str, Any]) -> str:
     return f"{told} {entry['seconds']}"
 
 
-def called(words: list[str]) -> str:
+NAMED = {"--fashion": "FEATURES", "--icons": "FEATURES", "--photos": "PHOTOS"}
+
+
+def called(words: list[str], program: str = "lab.paper.published") -> str:
     """The command with no path of this machine: after --fashion, --icons and --work stands what they are."""
     shown = ["OUT.json"]
     for before, word in itertools.pairwise(words):
-        if before in ("--fashion", "--icons"):
-            shown.append("FEATURES")
+        if before in ("--fashion", "--icons", "--photos"):
+            shown.append(NAMED[before])
         elif before in ("--work", "--claims"):
             shown.append("FOLDER")
         else:
             shown.append(word)
-    return shlex.join(["python", "-m", "lab.paper.published", *shown])
+    return shlex.join(["python", "-m", program, *shown])
 
 
 def main() -> None:
