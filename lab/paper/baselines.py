@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -251,6 +252,7 @@ def train_baseline(
     config: BaselineConfig,
     validation: FeatureSet,
     until_flat: bool = False,
+    limit: float = math.inf,
 ) -> Baseline:
     """A baseline with its curves.
 
@@ -262,12 +264,14 @@ def train_baseline(
         config: How the generator is trained.
         validation: Unseen queries of the curve, with positives in the pool of `train` or `test`.
         until_flat: Train until the curves are flat, at most `config.steps`.
+        limit: Seconds before the rate comes down, where they are not flat earlier.
     """
     world = _World.of(model, train, test)
     ids = assign(name, world, model, config.seed)
     stage = third_stage(ids, world, model, config)
     stage.watch(_samples(ids, world, train, test, validation))
     stage.until_flat = until_flat
+    stage.limit = limit
     return Baseline(ids, world, stage, run_third(stage, config))
 
 

@@ -5,6 +5,7 @@ Knows feature sets and stages; nothing of rows, tables or results.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -69,11 +70,13 @@ def with_local_pools(test: FeatureSet) -> FeatureSet:
 
 
 def trained_once(path: Path, train: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Weights that several rows share."""
-    if not path.exists():
-        part = path.with_suffix(".part")
-        torch.save(dict(train()), part)
-        part.rename(path)
+    """Weights that several rows share. Of several processes one trains them, and the others wait."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, however it ends
+        if not path.exists():
+            part = path.with_suffix(".part")
+            torch.save(dict(train()), part)
+            part.rename(path)
     return dict(torch.load(path, weights_only=True, map_location="cpu"))
 
 

@@ -7,7 +7,7 @@ published  `builtin:published` at modality + 8 x 4096, three seeds of stage 3 on
 paper      `builtin:paper` at the same sizes
 modality   the first code learned (K1 = 3), given, predicted by a classifier or left out, with equally many content codes
 size       number of products x codes per level
-baselines  GRACE's and IRGen's identifiers under the same decoder
+baselines  GRACE's and IRGen's identifiers and GENIUS' own under one decoder, on a part of the products and of the icons
 tables     shared codebooks, 8192 x 17
 purity     stage 2 alone with a learned first code, three seeds
 little     for a CPU, with `--products 1000`: GRACE's and IRGen's identifiers, first codes, shared and more
@@ -16,6 +16,9 @@ little     for a CPU, with `--products 1000`: GRACE's and IRGen's identifiers, f
 No item that answers a test query is in the pool while anything of GENIUS is trained. Heads make features of one width where the
 towers have two; they are trained once for each data set. The JSON is written after every row, and a second call with the same
 output and `--work` goes on. `--scale` divides all steps, for a trial on a CPU.
+
+All parts but `published` train stage 3 until its curves are flat (`lab.paper.watched`), for so many seconds at most. Several
+processes, each with its own output, share the rows with `--claims FOLDER`; `python -m lab.paper.published_report` joins outputs.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import shlex
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +60,7 @@ from genius.train.quantizer import QuantizerStage
 from lab import provenance
 from lab.accuracy import summaries, without
 from lab.paper.baselines import BaselineConfig, train_baseline
-from lab.paper.parts import HEADS_WIDTH, HELD_OUT, Parts, parts_of, train_stage, trained_heads, trained_once
+from lab.paper.parts import HEADS_WIDTH, HELD_OUT, Parts, parts_of, train_stage, trained_heads, trained_once, with_local_pools
 from lab.paper.survival import survival
 from lab.paper.watched import WatchedGenerator
 
@@ -114,9 +118,18 @@ LITTLE: dict[str, Any] = {
     "generator.lr": 1e-3,
 }
 LITTLE_PRODUCTS = 500
-UNTIL_FLAT = "little"  # the part whose rows are trained until their curves are flat, on a CPU
-SMALL: dict[str, Any] = {"quantizer.steps": 400, "generator.steps": 3000, "generator.batch": 512, "generator.lr": 4e-4}
-BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric")
+ON_CPU = "little"  # the part for a CPU
+SMALL: dict[str, Any] = {
+    "model.decoder": "mini",
+    "quantizer.steps": 400,
+    "quantizer.batch": 2048,
+    "generator.steps": 4000,
+    "generator.batch": 512,
+    "generator.lr": 1e-3,
+}
+BASELINE_NAMES = ("grace-structured", "grace-atomic", "irgen", "grace-semantic", "grace-numeric", "grace-string")
+BASELINE_PRODUCTS = 6000  # of fashion, so that identifiers can be memorised within the time
+BASELINE_PART = 8  # one icon in so many, likewise
 PRODUCTS = (24_000, 12_000, 6_000, 3_000)
 CODES = (64, 256, 1024, 4096)
 
@@ -135,6 +148,13 @@ class Row:
     products: int = 0  # of fashion, the first so many; 0: all
     baseline: str = ""
     beams: tuple[int, ...] = (30,)
+    part_of_pool: int = 1  # one item in so many
+    limit: float = math.inf  # seconds of stage 3 before its rate comes down, where its curves are not flat earlier
+
+    @property
+    def until_flat(self) -> bool:
+        """Whether stage 3 ends when its curves are flat."""
+        return self.part != "published"
 
     @property
     def key(self) -> str:
@@ -161,45 +181,60 @@ def _published_rows(sets: tuple[str, ...]) -> list[Row]:
 
 
 def _paper_rows(sets: tuple[str, ...]) -> list[Row]:
-    rows = [Row("paper", "paper 4096 x 9", data, base="builtin:paper", beams=BEAMS) for data in sets]
-    higher = {"generator.lr": 4e-4}
-    return [*rows, Row("paper", "published 4096 x 9, lr 4e-4", sets[0], changes=higher, beams=BEAMS)]
+    return [Row("paper", "paper 4096 x 9", data, base="builtin:paper", beams=BEAMS, limit=240) for data in sets]
 
 
 def _modality_rows(sets: tuple[str, ...]) -> list[Row]:
+    """Equally many content codes in each; a quarter of the products, so that curves can flatten within the time."""
     out = []
-    for seed in range(3):
-        for count in (3, 4):
-            for code in ("nearest", "given", "none"):
+    for count in (4, 3):
+        for seed in range(3):
+            for code in ("nearest", "given", "none", "classifier"):
                 sizes = [256] * count if code == "none" else [3] + [256] * count
                 changes = {**SMALL, "model.level_sizes": sizes, "model.modality_code": code}
-                out.append(Row("modality", f"{code} + {count}", sets[0], seed, changes=changes, earlier_seed=seed))
-    changes = {**SMALL, "model.level_sizes": [3] + [256] * 4, "model.modality_code": "classifier"}
-    return [*out, Row("modality", "classifier + 4", sets[0], changes=changes)]
+                out.append(
+                    Row(
+                        "modality",
+                        f"{code} + {count}",
+                        sets[0],
+                        seed,
+                        changes=changes,
+                        earlier_seed=seed,
+                        products=BASELINE_PRODUCTS,
+                        limit=60,
+                    )
+                )
+    return out
 
 
 def _size_rows(sets: tuple[str, ...]) -> list[Row]:
+    """The corners of the table first."""
     if "fashion" not in sets:
         return []
-    steps = {**SMALL, "generator.steps": 2000, "model.decoder": "mini"}
+    places = [(products, size) for products in range(len(PRODUCTS)) for size in range(len(CODES))]
+    places.sort(key=lambda place: (place[0] in (1, 2)) + (place[1] in (1, 2)))
     return [
         Row(
             "size",
-            f"{products:,} products, {size} codes",
+            f"{PRODUCTS[products]:,} products, {CODES[size]} codes",
             "fashion",
-            changes={**steps, "model.level_sizes": [3] + [size] * 4},
-            products=products,
+            changes={**SMALL, "model.level_sizes": [3] + [CODES[size]] * 4},
+            products=PRODUCTS[products],
+            limit=50,
         )
-        for products in PRODUCTS
-        for size in CODES
+        for products, size in places
     ]
 
 
 def _baseline_rows(sets: tuple[str, ...]) -> list[Row]:
-    changes = {**SMALL, "generator.steps": 2500, "generator.lr": 5e-4, "model.level_sizes": [3] + [256] * 4}
-    return [
-        Row("baselines", name, data, changes=changes, baseline=name, beams=(30, 50)) for name in BASELINE_NAMES for data in sets
-    ]
+    changes = {**SMALL, "model.level_sizes": [3] + [256] * 4}
+    shared: dict[str, Any] = {"changes": changes, "products": BASELINE_PRODUCTS, "beams": (30, 50), "limit": 110}
+    out = []
+    for data in sets:
+        part = 1 if data == "fashion" else BASELINE_PART
+        out += [Row("baselines", "nearest + 4", data, part_of_pool=part, **shared)]
+        out += [Row("baselines", name, data, baseline=name, part_of_pool=part, **shared) for name in BASELINE_NAMES]
+    return out
 
 
 def _purity_rows(sets: tuple[str, ...]) -> list[Row]:
@@ -243,8 +278,8 @@ def _little_rows(sets: tuple[str, ...]) -> list[Row]:
 def _table_rows(sets: tuple[str, ...]) -> list[Row]:
     """The supplement's Table 6."""
     return [
-        Row("tables", "4096 x 9, shared", sets[0], changes={"model.shared": True}, beams=BEAMS),
-        Row("tables", "8192 x 17", sets[0], changes={"model.level_sizes": [3] + [8192] * 16, "generator.steps": 3000}),
+        Row("tables", "4096 x 9, shared", sets[0], changes={"model.shared": True}, beams=(30, 50), limit=200),
+        Row("tables", "8192 x 17", sets[0], changes={"model.level_sizes": [3] + [8192] * 16}, limit=200),
     ]
 
 
@@ -263,6 +298,7 @@ class Settings:
     fields: dict[str, Any] = field(default_factory=dict)  # of every config, for a trial
     queries: int = TEST_QUERIES
     products: int | None = None  # of fashion, the first so many; None: all
+    patience: float = 1.0  # all limits of time are multiplied by it
 
 
 def prepared(settings: Settings, row: Row, device: torch.device) -> Parts:
@@ -311,13 +347,21 @@ def _restored(stored: Mapping[str, Any]) -> Parts:
 
 def narrowed(parts: Parts, row: Row) -> Parts:
     """The part of the data that a row is about."""
-    if row.products:
+    if row.part_of_pool > 1:
+        parts = parts.map(lambda part: without(part, torch.tensor([not kept(name, row.part_of_pool) for name in part.pool_ids])))
+        parts = replace(parts, test=with_local_pools(parts.test))
+    if row.products and row.data == "fashion":
         count = len(parts.test.pool) // 3  # photos, titles and pairs of all products
         parts = parts.map(lambda part: without(part, torch.tensor([int(name) % count >= row.products for name in part.pool_ids])))
-    if row.part == UNTIL_FLAT:
+    if row.part == ON_CPU:
         asked = torch.bincount(parts.test.tasks)[parts.test.tasks]
         parts = replace(parts, test=parts.test.take_queries((asked >= FEWEST_QUERIES).nonzero()[:, 0]))
     return parts
+
+
+def kept(name: str, part: int) -> bool:
+    """Whether an item is one of the one in `part` that are kept; the same in every process."""
+    return zlib.crc32(name.encode()) % part == 0
 
 
 # -- training ------------------------------------------------------------------------------------------------------
@@ -389,7 +433,18 @@ def run_row(settings: Settings, row: Row) -> dict[str, Any]:
     return {"part": row.part, "row": row.name, "data": row.data, "seed": row.seed, **about, **found, "seconds": took}
 
 
-def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """Stages 2 and 3 of a row, and what is known of their training."""
+
+    config: TrainConfig
+    second: QuantizerStage
+    third: WatchedGenerator
+    about: dict[str, Any]
+
+
+def train_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> Trained:
+    """Train stages 2 and 3 of a row. Seconds are added to `seconds`."""
     config = _config(settings, row)
     begun = time.monotonic()
     second = second_stage(settings, row, config, parts, device)
@@ -400,29 +455,38 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
     assert held is not None
     third = WatchedGenerator(parts.train, frozen, held, second.quantizer, config.model, config.generator, row.seed)
     third.watch(samples_of(parts.train, frozen, held))
-    third.until_flat = row.part == UNTIL_FLAT
+    third.until_flat = row.until_flat
+    third.limit = row.limit * settings.patience
     out: dict[str, Any] = {
         "config": {name: to_dict(config)[name] for name in ("model", "quantizer", "generator")},
         "base": row.base,
         "quantizer": quantizer_report(second, parts.test),
     }
     if row.part == "purity":
-        return out
+        return Trained(config, second, third, out)
     with third.own_rate():
         lines = train_stage(third, config, replace(config.run, patience=LOOKS + 1), row.seed)
     seconds["stage 3"] = time.monotonic() - begun
     out |= {"looks": third.looks, "validation": [round(value, 4) for value in third.values], "curve": third.curve}
-    out |= {"flat at": third.flat_at, "steps": third.looks[-1]}
+    out |= {"flat at": third.flat_at, "late at": third.late_at, "steps": third.looks[-1]}
     out["training"] = [
         {"step": line["step"], **{name: round(line[name], 4) for name in ("nats", "codes", "code1") if name in line}}
         for line in lines
         if "loss" in line
     ]
     out["warnings"] = [line["warning"] for line in lines if "warning" in line]
+    return Trained(config, second, third, out)
+
+
+def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device, seconds: dict[str, float]) -> dict[str, Any]:
+    trained = train_genius(settings, row, parts, device, seconds)
+    config, second, third, out = trained.config, trained.second, trained.third, trained.about
+    if row.part == "purity":
+        return out
     begun = time.monotonic()
     model = assemble(config, second, third)
     out["last"] = measured(model, parts.test, row, ("universal",), settings.queries, codes=True)
-    if row.part == UNTIL_FLAT:
+    if row.part == ON_CPU:
         codes = model.encode(parts.test.pool)
         z = model.embed(parts.test.queries)[0]
         sizes = config.model.level_sizes
@@ -432,6 +496,10 @@ def run_genius(settings: Settings, row: Row, parts: Parts, device: torch.device,
     beams = max(row.beams)
     out["survival"] = {"beams": beams, "levels": survival(model, parts.test, beams, SURVIVAL)}
     out["best step"] = third.looks[max(range(len(third.looks)), key=lambda i: (third.values[i], -i))]
+    if row.part == "baselines" and out["best step"] != out["steps"]:
+        third.load_state_dict(third.best)
+        best = assemble(config, second, third)
+        out["best"] = measured(best, parts.test, row, ("universal",), settings.queries)
     if row.part in ("published", "paper"):
         thirty = replace(row, beams=(30,))
         out["last"]["local"] = measured(model, parts.test, thirty, ("local",), settings.queries)
@@ -525,7 +593,8 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
         parts.test,
         BaselineConfig(steps=third.steps, batch=batch, lr=third.lr, seed=row.seed),
         parts.validation,
-        row.part == UNTIL_FLAT,
+        row.until_flat,
+        row.limit * settings.patience,
     )
     seconds["training"] = time.monotonic() - begun
     begun = time.monotonic()
@@ -540,13 +609,19 @@ def run_baseline(settings: Settings, row: Row, parts: Parts, device: torch.devic
         "curve": stage.curve,
         "training": trained.training,
         "flat at": stage.flat_at,
+        "late at": stage.late_at,
+        "best step": stage.looks[max(range(len(stage.looks)), key=lambda i: (stage.values[i], -i))],
         "last": found,
     }
-    if row.part == UNTIL_FLAT:
+    if row.part == ON_CPU:
         codes = torch.from_numpy(trained.ids.codes[trained.world.test_rows.cpu().numpy()])
         out["queries per second of one thread"] = decoding_rate(
             stage.generator, codes, trained.ids.level_sizes, trained.world.test_queries, row.beams[-1]
         )
+    elif out["best step"] != out["steps"]:
+        stage.load_state_dict(stage.best)
+        methods = [trained.method(row.baseline, row.beams[-1], reranker) for reranker in ("none", "embeddings")]
+        out["best"] = measured(model, parts.test, row, ("universal",), settings.queries, extra=methods)
     return out
 
 
@@ -593,12 +668,31 @@ class Results:
         part.replace(self.path)
 
 
-def run_all(settings: Settings, rows: list[Row], results: Results) -> None:
-    """Every row, one after the other."""
+def run_all(settings: Settings, rows: list[Row], results: Results, claims: Path | None = None) -> None:
+    """Every row, one after the other.
+
+    Args:
+        settings: What all rows share.
+        rows: The most important first.
+        results: Written after every row.
+        claims: A folder in which a process claims a row; rows that another one has claimed are left to it.
+    """
     for row in rows:
+        if claims is not None and not claimed(claims, row):
+            continue
         entry = run_row(settings, row)
         print(f"{entry['part']}: {entry['row']}, {entry['data']}, seed {entry['seed']}: {summary(entry)}", flush=True)
         results.add(entry)
+
+
+def claimed(folder: Path, row: Row) -> bool:
+    """Whether this process is the first that wants a row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / hashlib.sha256(row.key.encode()).hexdigest()[:16]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def summary(entry: dict[str, Any]) -> str:
@@ -612,17 +706,20 @@ def summary(entry: dict[str, Any]) -> str:
     return f"{told} {entry['seconds']}"
 
 
-def called(words: list[str]) -> str:
+NAMED = {"--fashion": "FEATURES", "--icons": "FEATURES", "--photos": "PHOTOS"}
+
+
+def called(words: list[str], program: str = "lab.paper.published") -> str:
     """The command with no path of this machine: after --fashion, --icons and --work stands what they are."""
     shown = ["OUT.json"]
     for before, word in itertools.pairwise(words):
-        if before in ("--fashion", "--icons"):
-            shown.append("FEATURES")
-        elif before == "--work":
+        if before in ("--fashion", "--icons", "--photos"):
+            shown.append(NAMED[before])
+        elif before in ("--work", "--claims"):
             shown.append("FOLDER")
         else:
             shown.append(word)
-    return shlex.join(["python", "-m", "lab.paper.published", *shown])
+    return shlex.join(["python", "-m", program, *shown])
 
 
 def main() -> None:
@@ -633,6 +730,8 @@ def main() -> None:
     parser.add_argument("--parts", default="published,paper,modality,size,baselines,tables")
     parser.add_argument("--only", default="", help="rows whose name, data and seed hold this text")
     parser.add_argument("--work", type=Path, help="where features of one width and stages 2 are kept for a second call")
+    parser.add_argument("--claims", type=Path, help="where processes that share the rows claim them")
+    parser.add_argument("--patience", type=float, default=1.0, help="multiplies the seconds that stage 3 may take")
     parser.add_argument("--scale", type=float, default=1.0, help="divide all steps, for a trial")
     parser.add_argument("--decoder", default="", help="another size of the decoder, for a trial")
     parser.add_argument("--codes", type=int, default=0, help="at most so many codes per level, for a trial")
@@ -651,6 +750,7 @@ def main() -> None:
         "set": fields,
         "test queries per task": args.queries,
         "products": args.products,
+        "patience": args.patience,
     }
     about["command"] = called(sys.argv[1:])
     about["threads"] = torch.get_num_threads()
@@ -672,8 +772,9 @@ def main() -> None:
             fields,
             queries=args.queries,
             products=args.products,
+            patience=args.patience,
         )
-        run_all(settings, rows, results)
+        run_all(settings, rows, results, args.claims)
     results.write()
 
 

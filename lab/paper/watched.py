@@ -5,6 +5,8 @@ Knows `GeneratorStage`; nothing of rows or results.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,7 @@ CONSTANT_WARM_UP = 100  # steps, where the rate is constant until the curves are
 FLAT_LOOKS = 3  # looks whose mean is compared with that of as many before
 FLAT_ACCURACY = 0.01  # a curve is flat if the share of codes that are right moves by less
 FLAT_NATS = 0.02  # and the log loss, on what is trained on, by a smaller share of itself
+LEAST_NATS = 0.01  # or by less than this: what is memorised has a log loss near zero
 DECAY_LOOKS = 2  # looks in which the rate comes down to zero, once the curves are flat
 
 
@@ -47,7 +50,7 @@ def flat(curve: list[dict[str, Any]]) -> bool:
         if abs(right[1] - right[0]) > FLAT_ACCURACY:
             return False
         nats = [sum(content(point[name]["nats"]) for point in part) / FLAT_LOOKS for part in (before, last)]
-        if name != UNSEEN and abs(nats[1] - nats[0]) > FLAT_NATS * nats[0]:
+        if name != UNSEEN and abs(nats[1] - nats[0]) > max(FLAT_NATS * nats[0], LEAST_NATS):
             return False
     return True
 
@@ -58,14 +61,17 @@ UNSEEN = "unseen queries"
 class WatchedGenerator(GeneratorStage):
     """Stage 3 with a curve: nats and accuracy of every code on several samples, at every look.
 
-    With `until_flat` the learning rate is constant until `flat` says so, then comes down to zero within a few looks, and the
-    stage ends.
+    With `until_flat` the learning rate is constant until `flat` says so, or until `limit` seconds have passed. Then it comes
+    down to zero within a few looks, and the stage ends.
     """
 
     samples: dict[str, tuple[Tensor, Tensor]]  # name -> z (n, D), codes (n, M)
     until_flat = False
+    limit = math.inf  # seconds with a constant rate
     step = 0
+    begun: float | None = None  # time of the first step
     flat_at: int | None = None  # the step at which the curves were flat
+    late_at: int | None = None  # the step at which the time was up, where that came first
 
     def watch(self, samples: dict[str, tuple[Tensor, Tensor]]) -> None:
         self.samples = samples
@@ -87,7 +93,7 @@ class WatchedGenerator(GeneratorStage):
         self.curve.append(point)
         self.looks.append(self.step + 1)
         self.values.append(value)
-        if self.until_flat and self.flat_at is None and flat(self.curve):
+        if self.until_flat and self.decay_from is None and flat(self.curve):
             self.flat_at = self.step + 1
         return None
 
@@ -95,8 +101,19 @@ class WatchedGenerator(GeneratorStage):
     def decay_steps(self) -> int:
         return max(1, DECAY_LOOKS * self.config.steps // loop.LOOKS)
 
+    @property
+    def decay_from(self) -> int | None:
+        """The step from which the rate comes down, once that is known."""
+        if self.flat_at is None:
+            return self.late_at
+        return self.flat_at
+
     def before_step(self, step: int) -> None:
-        if self.flat_at is not None and step >= self.flat_at + self.decay_steps:
+        if self.begun is None:
+            self.begun = time.monotonic()
+        if self.decay_from is None and time.monotonic() - self.begun > self.limit:
+            self.late_at = step
+        if self.decay_from is not None and step >= self.decay_from + self.decay_steps:
             raise CurvesAreFlat
         self.step = step
 
@@ -104,7 +121,7 @@ class WatchedGenerator(GeneratorStage):
         """Constant until the curves are flat, or until the steps that are left are those of the decay."""
         if not self.until_flat:
             return RATE(schedule, steps, step)
-        start = self.flat_at
+        start = self.decay_from
         if start is None:
             start = steps - self.decay_steps
         falling = 1 - (step - start + 1) / self.decay_steps

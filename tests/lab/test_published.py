@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -49,9 +50,13 @@ def test_the_most_important_rows_come_first() -> None:
     content = {row.name: row.changes["model.level_sizes"] for row in rows if row.part == "modality"}
     for count in (3, 4):  # equally many content codes, with a first code and without
         assert [256] * count == content[f"none + {count}"] == content[f"nearest + {count}"][1:] == content[f"given + {count}"][1:]
+    first_sizes = [row.name for row in rows if row.part == "size"][:4]
+    assert len({name.split(",")[0] for name in first_sizes}) == 2  # the corners of the table
+    others = [row for row in rows if row.part != "published"]
+    assert all(row.until_flat and row.limit < 300 for row in others) and not rows[0].until_flat
     little = rows_of(("little",), ("fashion",))
     assert [row.name for row in little[:3]] == ["nearest + 4", "grace-structured", "grace-atomic"]
-    assert len({row.key for row in little}) == len(little) == 3 * 8 + 5
+    assert len({row.key for row in little}) == len(little) == 3 * 8 + 6
 
 
 def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
@@ -62,10 +67,16 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     monkeypatch.setattr(published.loop, "LOOKS", 2)
     monkeypatch.setattr(published, "BEAMS", (1, 30))
     monkeypatch.setattr(published, "FEWEST_QUERIES", 1)
+    sizes = {"model.level_sizes": [3, 4, 4]}
     chosen = [
         Row("published", "published 4096 x 9", "fashion", beams=(1, 5, 10, 30, 50)),
         Row("modality", "none + 3", "fashion", changes={"model.level_sizes": [4, 4, 4], "model.modality_code": "none"}),
         Row("size", "30 products, 4 codes", "fashion", changes={"model.level_sizes": [3, 4, 4]}, products=30),
+        Row(
+            "modality", "classifier + 2", "fashion", changes={"model.level_sizes": [3, 4, 4], "model.modality_code": "classifier"}
+        ),
+        Row("baselines", "grace-structured", "fashion", baseline="grace-structured", beams=(30, 50), limit=60),
+        Row("baselines", "nearest + 4", "fashion", changes=sizes, beams=(30, 50)),
         Row("little", "grace-atomic", "fashion", baseline="grace-atomic", beams=(50,)),
         Row("little", "irgen", "fashion", baseline="irgen", beams=(50,)),
         Row("little", "nearest + 4", "fashion", changes={"model.level_sizes": [3, 4, 4, 4]}, beams=(30, 50)),
@@ -74,7 +85,9 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     results = published.Results(tmp_path / "out.json", {"commit": "none"})
     for row in chosen:
         results.add(published.run_row(settings, row))
-    first, none, size, atomic, irgen, nearest = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["lines"]
+    first, none, size, classifier, structured, own, atomic, irgen, nearest = json.loads(
+        (tmp_path / "out.json").read_text(encoding="utf-8")
+    )["lines"]
     assert {"dense", "codes", "genius@1", "genius-r@50", "local", "fused"} <= set(first["last"])
     assert len(first["curve"]) == 2 == first["looks"][-1] and set(first["curve"][0]) == {
         "training queries",
@@ -85,6 +98,11 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     assert all(len(values["right"]) == levels for point in first["curve"] for values in point.values())
     assert np.array(first["quantizer"]["confusion"]).sum() == 180 and 1 / 3 <= first["quantizer"]["purity"] <= 1
     assert len(first["survival"]["levels"]) == levels and "purity" not in none["quantizer"]
+    assert classifier["config"]["model"]["modality_code"] == "classifier" and "genius" in classifier["last"]
+    assert structured["test"]["pool"] == own["test"]["pool"] == 180 and structured["flat at"] is None is structured["late at"]
+    assert {"grace-structured@30", "grace-structured-r@50"} <= set(structured["last"])
+    for line in (structured, own):
+        assert ("best" in line) == (line["best step"] != line["steps"])
     assert size["test"]["pool"] == 90 and first["test"]["pool"] == 180
     assert atomic["config"]["level_sizes"] == [180] and len(irgen["config"]["level_sizes"]) == 4
     assert {"dense", "grace-atomic@50", "grace-atomic-r@50"} == set(atomic["last"])
@@ -176,3 +194,54 @@ def test_the_command_runs_rows_and_goes_on(
     assert "purity" in capsys.readouterr().out
     published.main()  # nothing is left
     assert "purity" not in capsys.readouterr().out
+
+
+def test_a_row_is_claimed_by_one_process(tmp_path: Path) -> None:
+    row = Row("size", "30 products, 4 codes", "fashion")
+    assert published.claimed(tmp_path / "claims", row)
+    assert not published.claimed(tmp_path / "claims", row)
+    assert published.claimed(tmp_path / "claims", replace(row, seed=1))
+    published.run_all(published.Settings({}, tmp_path), [row], published.Results(tmp_path / "out.json", {}), tmp_path / "claims")
+    assert not (tmp_path / "out.json").exists()  # another one has the row
+
+
+def test_a_part_of_the_pool_is_the_same_in_training_and_test(features: Path) -> None:
+    parts = published.parts_of("fashion", features, None, 20)
+    part = narrowed(parts, Row("baselines", "irgen", "fashion", part_of_pool=3))
+    assert 0 < len(part.test.pool) < len(parts.test.pool) / 2
+    assert set(part.train.pool_ids) <= set(part.test.pool_ids) and len(part.train.queries) > 0
+    assert all(int(rows.max()) < len(part.test.pool) for rows in part.test.pools.values())
+
+
+def test_the_rate_comes_down_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = WatchedGenerator.__new__(WatchedGenerator)
+    stage.__dict__.update(until_flat=True, config=GeneratorStageConfig(steps=200, batch=8), limit=10.0)
+    now = [0.0]
+    monkeypatch.setattr("lab.paper.watched.time.monotonic", lambda: now[0])
+    stage.before_step(0)
+    now[0] = 9.0
+    stage.before_step(49)
+    assert stage.decay_from is None
+    now[0] = 11.0
+    stage.before_step(50)
+    assert stage.late_at == 50 and stage.flat_at is None
+    schedule = Schedule(warm_up=500)
+    assert stage.learning_rate(schedule, 200, 59) == pytest.approx(0.5)
+    with pytest.raises(CurvesAreFlat):
+        stage.before_step(50 + stage.decay_steps)
+
+
+def test_weights_that_processes_share_are_trained_by_one(tmp_path: Path) -> None:
+    code = (
+        "import sys, time, torch, pathlib\n"
+        "from lab.paper.parts import trained_once\n"
+        "def train():\n"
+        "    with open(sys.argv[2], 'a') as file: file.write('trained ')\n"
+        "    time.sleep(0.5)\n"
+        "    return {'x': torch.ones(2)}\n"
+        "assert trained_once(pathlib.Path(sys.argv[1]), train)['x'].sum() == 2\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "shared.pt"), str(tmp_path / "log")]
+    both = [subprocess.Popen(words) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "trained "

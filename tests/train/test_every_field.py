@@ -49,7 +49,7 @@ OTHER: dict[str, Any] = {
     "model.prefix_tokens": 2,
     "encoder.steps": 4, "encoder.epochs": 0.5, "encoder.batch": 16, "encoder.lr": 1e-4, "encoder.weight_decay": 0.5,
     "encoder.hard_negatives": 2, "encoder.modality_weight": 0.5, "encoder.train": "none", "encoder.hidden": 8,
-    "encoder.temperature": 0.2, "encoder.dropout": 0.0,
+    "encoder.temperature": 0.2, "encoder.dropout": 0.0, "encoder.chunk": 8, "encoder.workers": 2,
     "quantizer.steps": 5, "quantizer.epochs": 0.5, "quantizer.batch": 16, "quantizer.lr": 1e-4, "quantizer.weight_decay": 0.5,
     "quantizer.hard_negatives": 2, "quantizer.modality_weight": 0.5, "quantizer.temperature": 0.2,
     "quantizer.contrastive_weight": 0.5, "quantizer.rq_weight": 1.0, "quantizer.mse_weight": 1.0, "quantizer.codes_weight": 0.5,

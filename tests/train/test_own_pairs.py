@@ -77,6 +77,65 @@ def test_whole_towers_learn_from_pairs(pairs: Path, encoder: Path, tmp_path: Pat
     assert all(p.grad is not None for p in stage.parameters())  # every weight of both towers
 
 
+def towers_stage(pairs: Path, encoder: Path, validation: bool = False, **fields: int) -> TowersStage:
+    from genius.data import open_collection
+    from genius.encoders import load_encoder
+
+    collection = open_collection(pairs)
+    config = EncoderStageConfig(batch=16, steps=3, **fields)
+    held_out = None
+    if validation:
+        held_out = collection
+    return TowersStage(collection, load_encoder(encoder), config, 0, torch.device("cpu"), held_out)
+
+
+def gradients(stage: TowersStage) -> list[torch.Tensor]:
+    """Of the second step's loss."""
+    stage.eval()  # without dropout
+    stage.batch(0, 0, 0, 1)
+    loss, _ = stage(stage.batch(1, 0, 0, 1))
+    loss.backward()
+    stage.finish()
+    return [parameter.grad for parameter in stage.parameters()]
+
+
+def test_gradients_in_chunks_are_those_of_the_whole_batch(pairs: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gradients(towers_stage(pairs, encoder))
+    chunked_stage = towers_stage(pairs, encoder, chunk=3)
+    sizes: list[int] = []
+    encode = chunked_stage._images
+    monkeypatch.setattr(chunked_stage, "_images", lambda tower, images: sizes.append(len(images)) or encode(tower, images))
+    chunked = gradients(chunked_stage)
+    assert max(sizes) == 3 and sum(sizes) == 2 * 16  # every image forwards, and once more for its gradient
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(whole, chunked, strict=True))
+
+
+def test_processes_that_decode_ahead_do_not_change_a_step(pairs: Path, encoder: Path) -> None:
+    here = gradients(towers_stage(pairs, encoder))
+    elsewhere = gradients(towers_stage(pairs, encoder, workers=1))
+    assert all(torch.equal(one, other) for one, other in zip(here, elsewhere, strict=True))
+
+
+def test_whole_towers_are_validated(pairs: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert towers_stage(pairs, encoder).quick() is None  # nothing is held out
+    stage = towers_stage(pairs, encoder, validation=True).eval()
+    held = stage.held_out
+    assert held is not None
+    words = [text for _, text in held.items if text][:3]
+    vectors = stage.embed([(None, text) for text in words])
+    assert torch.allclose(vectors, torch.nn.functional.normalize(stage.encoder.encode_texts(words), dim=1), atol=1e-5)
+    pictures = [content for content in held.items if content[0] is not None][:2]
+    assert stage.embed(pictures).norm(dim=1).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    stage.finish()
+    answers = torch.zeros(len(held.queries), len(held.items))
+    answers[held.data.pairs[:, 0], held.data.pairs[:, 1]] = 1.0
+    perfect = {id(held.queries): answers, id(held.items): torch.eye(len(held.items))}
+    monkeypatch.setattr(stage, "embed", lambda contents: perfect[id(contents)])
+    assert stage.quick() == 1.0 and stage.validate()["dense_hit@1"] == 1.0
+    perfect[id(held.queries)] = -answers
+    assert stage.quick() == 0.0
+
+
 def test_pairs_to_model_with_trained_towers(pairs: Path, encoder: Path, tmp_path: Path) -> None:
     config = small_config(
         tmp_path / "model", data=str(pairs), encoder_uri=str(encoder), encoder__train="towers", model__width=16,

@@ -502,6 +502,16 @@ class PictureWorkers:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
+def open_all(sources: Sequence[ImageInput], shrink: Shrink) -> list[Image.Image]:
+    """Decode and shrink some pictures, one after the other. A process that does only this needs no torch.
+
+    Args:
+        sources: Paths, bytes or opened pictures.
+        shrink: Reduces a picture to what the encoder needs.
+    """
+    return [_open(source, "an image", shrink) for source in sources]
+
+
 def _open(source: ImageInput, name: str, shrink: Shrink) -> Image.Image:
     with loaded(source, least=WORKING_SIDE, name=name, large=True) as picture:
         return shrink(picture)

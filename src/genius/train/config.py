@@ -185,6 +185,9 @@ class EncoderStageConfig(PairConfig):
     hidden: int = 512  # of the heads' residual MLPs; without dropout wide ones memorise
     temperature: float = 0.04  # of the contrastive loss
     dropout: float = 0.3  # of the heads' inputs and hidden units
+    # of whole towers: images or texts whose activations are in memory at once, the others' are computed again; 0: all
+    chunk: int = 0
+    workers: int = 0  # of whole towers: processes that decode images, two steps ahead; 0: four threads
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,7 @@ RULES = (
         lambda part: part == "towers",
         ("encoder.hidden", "encoder.dropout", "encoder.hard_negatives", "encoder.modality_weight"),
     ),
+    Rule("encoder.train", lambda part: part == "heads", ("encoder.chunk", "encoder.workers")),
     Rule(
         "quantizer.contrastive_weight",
         lambda weight: weight == 0,
