@@ -1,6 +1,6 @@
 """Blind wordings of instructions: which target they are read to ask for, and what hit@5 they cost.
 
-    python -m lab.wordings.measure read [--former FILE] [--towers FOLDER]            -> lab/results/wordings_blind.json
+    python -m lab.wordings.measure read [--former FILE] [--mbeir FILE] [--towers FOLDER]  -> lab/results/wordings_blind.json
     python -m lab.wordings.measure run fashion FEATURES WORK OUT --seed N [--former FILE] [--towers FOLDER]
                                                                                      -> OUT/wordings-N.json
     python -m lab.wordings.measure merge FILE ...                                    -> lab/results/wordings_blind_fashion.json
@@ -9,12 +9,14 @@
 were made; half B was read once, when they were finished. "as they are": instructions are not read. "words held out": the word
 list lacks every word of the wordings measured that no training wording has; the model's text tower classifies them. FILE is the
 reader of another commit (`git show COMMIT:src/genius/instructions.py`). FEATURES: what `lab.fashion.data.extract` wrote; other
-arguments as in `lab.above_dense`. The default search, target unknown, over candidates that no training query shows.
+arguments as in `lab.above_dense`. "M-BEIR": its file of query instructions, by other people, without EDIS, whose wordings ask for an
+image and mean a pair. The default search, target unknown, over candidates that no training query shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import json
 import re
@@ -41,10 +43,11 @@ PER_TASK = 200
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
 DIRECTIONS = {0: (TEXT, IMAGE), 1: (IMAGE, TEXT), 2: (TEXT, PAIR), 3: (IMAGE, PAIR), 4: (PAIR, IMAGE)}
 KINDS = ("usual", "rare")
+Wording = tuple[str, Modality, Modality | None]  # an instruction, the modality of its query, and the target it asks for
 
 
-def blind(half: str, kind: str) -> list[tuple[str, Modality, Modality | None]]:
-    """Wordings with the modality of their query and the target that they ask for; None: none."""
+def blind(half: str, kind: str) -> list[Wording]:
+    """The blind wordings of a half and a kind; those that ask for no target are "open"."""
     rows = json.loads(BLIND.read_text(encoding="utf-8"))["rows"]
     out = []
     for row in rows:
@@ -54,6 +57,18 @@ def blind(half: str, kind: str) -> list[tuple[str, Modality, Modality | None]]:
         if row["target"] is not None:
             target = Modality.parse(row["target"])
         out.append((row["instruction"], Modality.parse(row["query"]), target))
+    return out
+
+
+def of_mbeir(file: Path) -> list[Wording]:
+    """The wordings of M-BEIR's `query_instructions.tsv`."""
+    out: list[Wording] = []
+    with file.open(encoding="utf-8", newline="") as opened:
+        for row in csv.DictReader(opened, delimiter="\t"):
+            if row["dataset_name"] == "EDIS":
+                continue
+            query, target = Modality.parse(row["query_modality"]), Modality.parse(row["cand_modality"])
+            out += [(row[name], query, target) for name in row if name.startswith("prompt") and row[name]]
     return out
 
 
@@ -124,14 +139,15 @@ def target_read(reader: Any, text: str, query: Modality) -> Modality | None:
 def read(args: argparse.Namespace) -> None:
     """How many wordings are read right, without an encoder that classifies words and with one."""
     tower = Tower(args.towers)
+    sets = {(half, kind): blind(half, kind) for half in ("A", "B") for kind in (*KINDS, "open")}
+    if args.mbeir is not None:
+        sets["B", "M-BEIR"] = of_mbeir(args.mbeir)
     lines = []
-    for half in ("A", "B"):
-        for kind in (*KINDS, "open"):
-            wordings = blind(half, kind)
-            for way, reader in readers(tower, [text for text, _, _ in wordings], args.former).items():
-                right = [target_read(reader, text, query) == target for text, query, target in wordings]
-                lines.append({"half": half, "wording": kind, "instructions": way, "wordings": len(right), "right": sum(right)})
-                print(json.dumps(lines[-1]), flush=True)
+    for (half, kind), wordings in sets.items():
+        for way, reader in readers(tower, [text for text, _, _ in wordings], args.former).items():
+            right = [target_read(reader, text, query) == target for text, query, target in wordings]
+            lines.append({"half": half, "wording": kind, "instructions": way, "wordings": len(right), "right": sum(right)})
+            print(json.dumps(lines[-1]), flush=True)
     write_json(READ, {"command": "python -m lab.wordings.measure read", **run_details(), "lines": lines})
 
 
@@ -238,6 +254,7 @@ def main() -> None:
     running = commands.add_parser("run")
     add_arguments(running)
     reading = commands.add_parser("read")
+    reading.add_argument("--mbeir", type=Path, help="M-BEIR's query_instructions.tsv")
     merging = commands.add_parser("merge")
     merging.add_argument("files", type=Path, nargs="+")
     for command in (running, reading):
