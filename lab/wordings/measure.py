@@ -9,8 +9,9 @@
 were made; half B was read once, when they were finished. "as they are": instructions are not read. "words held out": the word
 list lacks every word of the wordings measured that no training wording has; the model's text tower classifies them. FILE is the
 reader of another commit (`git show COMMIT:src/genius/instructions.py`). FEATURES: what `lab.fashion.data.extract` wrote; other
-arguments as in `lab.above_dense`. "M-BEIR": its file of query instructions, by other people, without EDIS, whose wordings ask for an
-image and mean a pair. The default search, target unknown, over candidates that no training query shows.
+arguments as in `lab.above_dense`. "M-BEIR": its file of query instructions, by other people, without EDIS, whose wordings ask
+for an image and mean a pair. `run` measures half B with the default search, target unknown, over candidates that no training
+query shows.
 """
 
 from __future__ import annotations
@@ -148,7 +149,10 @@ def read(args: argparse.Namespace) -> None:
             right = [target_read(reader, text, query) == target for text, query, target in wordings]
             lines.append({"half": half, "wording": kind, "instructions": way, "wordings": len(right), "right": sum(right)})
             print(json.dumps(lines[-1]), flush=True)
-    write_json(READ, {"command": "python -m lab.wordings.measure read", **run_details(), "lines": lines})
+    about = {"command": "python -m lab.wordings.measure read", **run_details()}
+    if args.former is not None:
+        about["former"] = args.former.stem
+    write_json(READ, about | {"lines": lines})
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -167,28 +171,25 @@ def measure(args: argparse.Namespace) -> None:
     tasks = data.tasks.numpy()
     asked = np.concatenate([random.permutation(np.flatnonzero(tasks == task))[:PER_TASK] for task in TASKS])
     lines = [{"wording": "training", **_found(bench, engine, rows, asked, bench.test.z[asked])}]
-    for half in ("A", "B"):
-        for kind in KINDS:
-            wordings = blind(half, kind)
-            by_task = {
-                task: [text for text, query, target in wordings if (query, target) == own] for task, own in DIRECTIONS.items()
-            }
-            chosen = [str(random.choice(by_task[int(tasks[query])])) for query in asked]
-            ways = {"as they are": None, **readers(tower, sorted(set(chosen)), args.former)}
-            for way, reader in ways.items():
-                queries = [
-                    Query(own_words(texts[query], int(tasks[query])) or None, image_of(int(tasks[query])), instruction)
-                    for query, instruction in zip(asked.tolist(), chosen, strict=True)
-                ]
-                if reader is not None:
-                    queries = [reader.in_own_words(query) for query in queries]
-                part = data.queries[torch.from_numpy(asked)]
-                encoded = tower([query_text(query) for query in queries])
-                worded = Features(part.image, encoded, part.image_mask, part.text_mask)
-                z, _ = model.embed(trained.heads.apply_chunked(worded))
-                line = {"half": half, "wording": kind, "instructions": way, **_found(bench, engine, rows, asked, z.numpy())}
-                lines.append(line | {"drop": round(lines[0]["hit@5"] - line["hit@5"], 2)})
-                print(json.dumps(lines[-1]), flush=True)
+    for kind in KINDS:
+        wordings = blind("B", kind)
+        by_task = {task: [text for text, query, target in wordings if (query, target) == own] for task, own in DIRECTIONS.items()}
+        chosen = [str(random.choice(by_task[int(tasks[query])])) for query in asked]
+        ways = {"as they are": None, **readers(tower, sorted(set(chosen)), args.former)}
+        for way, reader in ways.items():
+            queries = [
+                Query(own_words(texts[query], int(tasks[query])) or None, image_of(int(tasks[query])), instruction)
+                for query, instruction in zip(asked.tolist(), chosen, strict=True)
+            ]
+            if reader is not None:
+                queries = [reader.in_own_words(query) for query in queries]
+            part = data.queries[torch.from_numpy(asked)]
+            encoded = tower([query_text(query) for query in queries])
+            worded = Features(part.image, encoded, part.image_mask, part.text_mask)
+            z, _ = model.embed(trained.heads.apply_chunked(worded))
+            line = {"half": "B", "wording": kind, "instructions": way, **_found(bench, engine, rows, asked, z.numpy())}
+            lines.append(line | {"drop": round(lines[0]["hit@5"] - line["hit@5"], 2)})
+            print(json.dumps(lines[-1]), flush=True)
     body = described("python -m lab.wordings.measure run", run) | {"candidates": len(rows), "queries": len(asked), "lines": lines}
     write_json(args.out / f"wordings-{args.seed}.json", body)
 
