@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from genius import Genius
 from genius.errors import GeniusError
-from genius.instructions import CLASSES, FILE, MODEL, MOST, WORDS, KnownInstructions, WordClasses, read_instruction
+from genius.instructions import CLASSES, FILE, LONGEST, MODEL, MOST, WORDS, KnownInstructions, WordClasses, read_instruction
 from genius.types import TEMPLATES, Modality, Query
 
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
@@ -106,7 +106,7 @@ def test_the_network_has_a_vector_for_every_class() -> None:
     assert load_file(MODEL)["embedding_weight"].shape[0] == len(CLASSES) + 1  # and one for an instruction without words
 
 
-@pytest.mark.parametrize("word", ["storms", "heating", "massage", "shoots", "reader", "form"])
+@pytest.mark.parametrize("word", ["storms", "heating", "massage", "shoots", "form", "butter", "closet", "forest"])
 def test_words_that_look_like_a_slip_of_the_pen_are_content(word: str) -> None:
     assert read_instruction(f"The same {word} in red.", IMAGE).content.startswith(word)
 
@@ -115,6 +115,7 @@ def test_anything_is_read() -> None:
     assert read_instruction("", TEXT).target is None
     assert read_instruction("photo " * 10_000, TEXT).target is IMAGE
     assert read_instruction("\n\t-–…", PAIR).content == ""
+    assert read_instruction("Photos, " + "please " * LONGEST + "shoe", TEXT).content == ""  # the first words count
 
 
 PLACES: dict[str, int] = {}
