@@ -11,7 +11,7 @@ list lacks every word of the wordings measured that no training wording has; the
 reader of another commit (`git show COMMIT:src/genius/instructions.py`). FEATURES: what `lab.fashion.data.extract` wrote; other
 arguments as in `lab.above_dense`. "M-BEIR": its file of query instructions, by other people, without EDIS, whose wordings ask
 for an image and mean a pair. `run` measures half B with the default search, target unknown, over candidates that no training
-query shows.
+query shows. The model knows the five directions that it was trained with; "nine directions": it believes to know all others, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +109,17 @@ def module_of(file: Path) -> Any:
     return module
 
 
-def readers(tower: Tower, wordings: Sequence[str], former: Path | None) -> dict[str, Any]:
-    """Ways to read instructions; each puts a query into the model's own words."""
+def readers(
+    tower: Tower, wordings: Sequence[str], former: Path | None, own: Mapping[Any, Sequence[str]] = TEMPLATES
+) -> dict[str, Any]:
+    """Ways to read instructions; each puts a query into the model's `own` words."""
     unseen = held_out_words(wordings)
-    kept = {name: tuple(word for word in own if word not in unseen) for name, own in instructions.WORDS.items()}
+    kept = {name: tuple(word for word in listed if word not in unseen) for name, listed in instructions.WORDS.items()}
     found = {}
     if former is not None:
-        found["read by the former reader"] = module_of(former).KnownInstructions(TEMPLATES)
-    found["read"] = instructions.KnownInstructions(TEMPLATES)
-    found["read, words held out"] = instructions.KnownInstructions(TEMPLATES, kept)
+        found["read by the former reader"] = module_of(former).KnownInstructions(own)
+    found["read"] = instructions.KnownInstructions(own)
+    found["read, words held out"] = instructions.KnownInstructions(own, kept)
     for reader in found.values():
         reader.read_words_by(tower)
     return found
@@ -175,7 +177,9 @@ def measure(args: argparse.Namespace) -> None:
         wordings = blind("B", kind)
         by_task = {task: [text for text, query, target in wordings if (query, target) == own] for task, own in DIRECTIONS.items()}
         chosen = [str(random.choice(by_task[int(tasks[query])])) for query in asked]
-        ways = {"as they are": None, **readers(tower, sorted(set(chosen)), args.former)}
+        five = {direction: TEMPLATES[direction] for direction in DIRECTIONS.values()}
+        ways = {"as they are": None, **readers(tower, sorted(set(chosen)), args.former, five)}
+        ways |= {f"{way}, nine directions": reader for way, reader in readers(tower, sorted(set(chosen)), args.former).items()}
         for way, reader in ways.items():
             queries = [
                 Query(own_words(texts[query], int(tasks[query])) or None, image_of(int(tasks[query])), instruction)
