@@ -174,11 +174,17 @@ def _one_letter_off(word: str) -> Iterable[str]:
 
 def _content(text: str, classes: Sequence[str], words: Sequence[str]) -> str:
     """The part of an instruction from its first to its last content word, as it was written."""
-    content = {word for word, found in zip(words, classes, strict=True) if found == CONTENT}
+    content = {words[place] for place, found in enumerate(classes) if found == CONTENT and not _is_verb(classes, place)}
     places = [match for match in re.finditer(r"[^\W\d_]+", text) if match[0].lower() in content]
     if not places:
         return ""
     return text[places[0].start() : places[-1].end()]
+
+
+def _is_verb(classes: Sequence[str], place: int) -> bool:
+    """Whether an unknown word says what to do: *unearth the photo*."""
+    begins = all(found in ("filler", "person", "aux") for found in classes[:place])
+    return begins and any(found in ("the", "a", "this", "person", "its") for found in classes[place + 1 : place + 2])
 
 
 class _Network:
@@ -291,7 +297,8 @@ class KnownInstructions:
     def in_own_words(self, query: Query) -> Query:
         """The query with an instruction that the model knows, where its own is another and it is clear what it asks for.
 
-        Content in the instruction (*the same shoe in red*) stays: it follows the model's wording. A target that is given
+        Content in the instruction (*the same shoe in red*) stays: it follows the model's wording; beside an image only if the
+        model knows images with words for this target. A target that is given
         counts more than what the instruction says.
 
         Args:
@@ -309,15 +316,19 @@ class KnownInstructions:
             target = self._only_target(query.modality)
         if target is None:
             return query
+        content = reading.content
         query_modality = query.modality
-        if reading.content and query_modality == Modality.IMAGE and (Modality.PAIR, target) in self.wordings:
-            query_modality = Modality.PAIR  # an image, and words that say what about it
+        if content and query_modality == Modality.IMAGE:
+            if (Modality.PAIR, target) in self.wordings:
+                query_modality = Modality.PAIR  # an image, and words that say what about it
+            else:
+                content = ""  # training had no words about an image for this target, and they would move the query vector
         own = self.wordings.get((query_modality, target))
         if own is None:
             return query
         instruction = own[0]
-        if reading.content:
-            instruction = f"{instruction} {reading.content}."
+        if content:
+            instruction = f"{instruction} {content}."
         return replace(query, instruction=instruction)
 
     def _only_target(self, query: Modality) -> Modality | None:

@@ -74,6 +74,8 @@ READ = [
     ("Show it and tell me about it.", TEXT, PAIR, ""),
     ("Find images, not articles.", TEXT, IMAGE, ""),
     ("Text only.", IMAGE, TEXT, ""),
+    ("Kindly disinter the caption.", IMAGE, TEXT, ""),  # an unknown verb is not content
+    ("Find the caption of the amphora.", IMAGE, TEXT, "amphora"),
     ("What is it?", IMAGE, TEXT, ""),
     ("What is it?", TEXT, None, ""),
     ("123", IMAGE, None, ""),
@@ -171,6 +173,15 @@ def test_content_of_an_instruction_stays() -> None:
     known = KnownInstructions(TEMPLATES)
     query = known.in_own_words(Query(image=b"", instruction="Photos of the same shoe in red."))
     assert query.instruction == f"{TEMPLATES[PAIR, IMAGE][0]} shoe in red."
+
+
+def test_content_beside_an_image_goes_where_training_had_words() -> None:
+    known = KnownInstructions({(IMAGE, TEXT): ("Say it.",), (IMAGE, IMAGE): ("Show it.",), (PAIR, IMAGE): ("Change it.",)})
+    assert known.in_own_words(Query(image=b"", instruction="Captions of the red shoe.")).instruction == "Say it."
+    assert (
+        known.in_own_words(Query(image=b"", instruction="Photos of the same shoe in red.")).instruction
+        == "Change it. shoe in red."
+    )
 
 
 def test_a_given_target_counts_more_than_words() -> None:
