@@ -154,6 +154,8 @@ def wordings_read() -> list[Row]:
     ways = []
     for line in read("wordings_blind")["lines"]:
         name = f"{line['wording']}, {HALVES[line['half']]}"
+        if line["wording"] == "M-BEIR":
+            name = "M-BEIR"
         found.setdefault(name, []).append(f"{line['right']} of {line['wordings']}")
         ways.append(line["instructions"])
     return [("wordings", *dict.fromkeys(ways)), *((name, *cells) for name, cells in found.items())]
