@@ -23,6 +23,8 @@ from lab import ROOT
 DIST = ROOT / "dist"
 REQUIRED = (  # in the wheel
     "genius/py.typed",
+    "genius/bundled/instructions/reader.safetensors",
+    "genius/bundled/instructions/words.json",
     "genius/bundled/mini/config.json",
     "genius/bundled/mini/model.safetensors",
     "genius/serve/static/index.html",

@@ -133,21 +133,32 @@ def costs() -> list[Row]:
     return [*rows, (f"{what} ({source('onramp_time')})", f"{fit['cpu_seconds']:.0f} s", f"{fit['peak_memory_mb']:,} MB")]
 
 
+HALVES = {"A": "half A", "B": "half B"}  # of `lab/wordings/blind.json`
+
+
 def wordings() -> list[Row]:
     """hit@5 with other wordings of instructions than those of training."""
-    rows: list[Row] = [("wordings", "instructions", "hit@5", "points lost (by seed)", "right modality first")]
-    for line in read("wordings_fashion")["summary"][1:]:
-        lost = f"{line['drop']:.1f} ({', '.join(f'{drop:.1f}' for drop in line['drop_by_seed'])})"
-        rows.append((line["wording"], line["instructions"], f"{line['hit@5']:.1f}", lost, f"{line['right_modality_first']:.3f}"))
+    rows: list[Row] = [("wordings", "instructions", "hit@5", "points lost", "right modality first")]
+    first = [line for line in read("wordings_blind_fashion_first")["lines"] if line.get("instructions") == "read"]
+    lines = [line | {"instructions": "read, first run"} for line in first] + read("wordings_blind_fashion")["summary"][1:]
+    for line in sorted(lines, key=lambda line: ("usual", "rare").index(line["wording"])):
+        name = f"{line['wording']}, {HALVES[line['half']]}"
+        numbers = (f"{line['hit@5']:.1f}", f"{line['drop']:.1f}", f"{line['right_modality_first']:.3f}")
+        rows.append((name, line["instructions"], *numbers))
     return rows
 
 
 def wordings_read() -> list[Row]:
     """How many wordings are read as asking for the right modality."""
     found: dict[str, list[str]] = {}
-    for line in read("wordings_read")["lines"]:
-        found.setdefault(line["wording"], []).append(f"{line['right']} of {line['wordings']}")
-    return [("wordings", "read", "words held out"), *((name, *cells) for name, cells in found.items())]
+    ways = []
+    for line in read("wordings_blind")["lines"]:
+        name = f"{line['wording']}, {HALVES[line['half']]}"
+        if line["wording"] == "M-BEIR":
+            name = "M-BEIR"
+        found.setdefault(name, []).append(f"{line['right']} of {line['wordings']}")
+        ways.append(line["instructions"])
+    return [("wordings", *dict.fromkeys(ways)), *((name, *cells) for name, cells in found.items())]
 
 
 def decoder() -> list[Row]:

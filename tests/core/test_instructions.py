@@ -10,10 +10,11 @@ import fake_encoder
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from genius import Genius
 from genius.errors import GeniusError
-from genius.instructions import FILE, LEXICON, MOST, KnownInstructions, WordClass, WordClasses, read_instruction
+from genius.instructions import CLASSES, FILE, LONGEST, MODEL, MOST, WORDS, KnownInstructions, WordClasses, read_instruction
 from genius.types import TEMPLATES, Modality, Query
 
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.PAIR
@@ -62,12 +63,19 @@ READ = [
     ("Tell me what it looks like.", IMAGE, TEXT, ""),
     ("The proper name, please.", IMAGE, TEXT, ""),
     ("Name this.", IMAGE, TEXT, ""),
-    ("A brochure with its pictures.", TEXT, PAIR, "brochure"),  # parts of something, whatever that is
-    ("A leaflet, photo included.", TEXT, PAIR, "leaflet"),
+    ("A brochure with its pictures.", TEXT, PAIR, ""),  # parts of something, whatever that is
+    ("A leaflet, photo included.", TEXT, PAIR, ""),
     ("Find this with a caption.", IMAGE, PAIR, ""),
-    ("Compare this with a caption.", IMAGE, TEXT, "Compare"),
+    ("Compare this with a caption.", IMAGE, TEXT, ""),
     ("Modify it according to the sentence.", PAIR, IMAGE, ""),
     ("The variant that the text describes.", PAIR, IMAGE, ""),
+    ("Photo in, caption out: which discription fits teh pictrue?", IMAGE, TEXT, ""),  # slips of the pen
+    ("photo w/ accompanying copy", TEXT, PAIR, ""),
+    ("Show it and tell me about it.", TEXT, PAIR, ""),
+    ("Find images, not articles.", TEXT, IMAGE, ""),
+    ("Text only.", IMAGE, TEXT, ""),
+    ("Kindly disinter the caption.", IMAGE, TEXT, ""),  # an unknown verb is not content
+    ("Find the caption of the amphora.", IMAGE, TEXT, "amphora"),
     ("What is it?", IMAGE, TEXT, ""),
     ("What is it?", TEXT, None, ""),
     ("123", IMAGE, None, ""),
@@ -91,8 +99,25 @@ def test_an_unclear_instruction_means_the_only_target_that_a_model_knows() -> No
 
 
 def test_a_word_belongs_to_one_class() -> None:
-    words = [word for own in LEXICON.values() for word in own]
+    words = [word for own in WORDS.values() for word in own]
     assert len(words) == len(set(words))
+    assert all(word == word.lower() and (word.isalpha() or word in "&+") for word in words)
+
+
+def test_the_network_has_a_vector_for_every_class() -> None:
+    assert load_file(MODEL)["embedding_weight"].shape[0] == len(CLASSES) + 1  # and one for an instruction without words
+
+
+@pytest.mark.parametrize("word", ["storms", "heating", "massage", "shoots", "form", "butter", "closet", "forest"])
+def test_words_that_look_like_a_slip_of_the_pen_are_content(word: str) -> None:
+    assert read_instruction(f"The same {word} in red.", IMAGE).content.startswith(word)
+
+
+def test_anything_is_read() -> None:
+    assert read_instruction("", TEXT).target is None
+    assert read_instruction("photo " * 10_000, TEXT).target is IMAGE
+    assert read_instruction("\n\t-–…", PAIR).content == ""
+    assert read_instruction("Photos, " + "please " * LONGEST + "shoe", TEXT).content == ""  # the first words count
 
 
 PLACES: dict[str, int] = {}
@@ -112,7 +137,7 @@ def vectors(texts: Sequence[str]) -> NDArray[np.float32]:
 
 def test_an_encoder_classifies_unknown_words() -> None:
     classes = WordClasses(vectors)
-    assert classes(["glimpse"]) == [WordClass.IMAGE]
+    assert classes(["glimpse"]) == ["image"]
     assert read_instruction("A glimpse of this.", TEXT).target is None
     assert read_instruction("A glimpse of this.", TEXT, classes).target is IMAGE
 
@@ -135,6 +160,8 @@ def test_other_words_become_the_models_own() -> None:
         Query("a bicycle", instruction=TEMPLATES[TEXT, IMAGE][2]),
         Query("a bicycle", instruction=TEMPLATES[TEXT, IMAGE][2].upper().rstrip(".")),
         Query("a bicycle", instruction="Something nice in red."),  # names no modality
+        Query("find a photo of a text message, not a caption"),  # the query itself is content
+        Query("find a photo of a text message", instruction=TEMPLATES[TEXT, TEXT][1]),
         Query(vector=[1.0, 0.0]),
     ],
 )
@@ -146,6 +173,15 @@ def test_content_of_an_instruction_stays() -> None:
     known = KnownInstructions(TEMPLATES)
     query = known.in_own_words(Query(image=b"", instruction="Photos of the same shoe in red."))
     assert query.instruction == f"{TEMPLATES[PAIR, IMAGE][0]} shoe in red."
+
+
+def test_content_beside_an_image_goes_where_training_had_words() -> None:
+    known = KnownInstructions({(IMAGE, TEXT): ("Say it.",), (IMAGE, IMAGE): ("Show it.",), (PAIR, IMAGE): ("Change it.",)})
+    assert known.in_own_words(Query(image=b"", instruction="Captions of the red shoe.")).instruction == "Say it."
+    assert (
+        known.in_own_words(Query(image=b"", instruction="Photos of the same shoe in red.")).instruction
+        == "Change it. shoe in red."
+    )
 
 
 def test_a_given_target_counts_more_than_words() -> None:
