@@ -17,6 +17,7 @@ from search_reference import tiny_generator, tiny_quantizer
 from genius.errors import GeniusError
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine, SearchParams, flat, scan
+from genius.search.cells import Cells
 from genius.search.scan import ARRAYS, META, ScanIndex
 
 SIZES = (3, 16, 16, 16)
@@ -153,6 +154,34 @@ def test_a_comparison_in_blocks_is_one_without(world: World, monkeypatch: pytest
     np.testing.assert_allclose(scores, best.values, atol=1e-5, rtol=0)
     own = (world.z[:, None] * world.vectors[found].float()).sum(2)  # of the rows that it names
     np.testing.assert_allclose(own, scores, atol=1e-5, rtol=0)
+
+
+def test_a_filter_that_is_used_again_is_read_once_and_a_changed_one_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a caller changes the array that it gave before."""
+    monkeypatch.setattr(scan, "EXACT", 200)
+    monkeypatch.setattr(scan, "KEPT_FILTERS", 2)
+    engine = world.engine_of(slice(0, ITEMS))
+    engine.scan._index = world.engine.scan.prepare()
+    read: list[int] = []
+    selector = Cells.selector
+    monkeypatch.setattr(Cells, "selector", lambda own, mask: read.append(int(mask.sum())) or selector(own, mask))
+    target = torch.ones(90).long()
+
+    def found(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows = engine.search(world.z, k=10, params=SCAN, target=target, allowed=mask).rows
+        truth = engine.search(world.z, k=10, params=FLAT, target=target, allowed=mask).rows
+        shared = [len({*mine} & {*true}) / 10 for mine, true in zip(rows.tolist(), truth.tolist(), strict=True)]
+        assert mask[rows].all() and np.mean(shared) > 0.98
+        return rows
+
+    masks = [np.random.default_rng(seed).random(ITEMS) < 0.3 for seed in range(3)]
+    before = found(masks[0])
+    assert np.array_equal(found(masks[0].copy()), before) and len(read) == 1
+    masks[0][before[:, 0]] = False
+    assert not np.array_equal(found(masks[0]), before) and read[1] < read[0]
+    for mask in masks:
+        found(mask)
+    assert len(read) == 4 and len(engine.scan._filters) == 2
 
 
 def test_every_query_has_its_own_filter(world: World) -> None:

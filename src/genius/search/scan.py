@@ -54,6 +54,7 @@ CALIBRATION_SEED = 2
 TIE = 1e-5  # of similarities
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
+KEPT_FILTERS = 8  # masks of the last searches, of which is known what they let through: an eighth of a byte per item each
 EXACT = 20_000  # rows that a filter lets through up to which all are compared
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = {"cpu": 0.15, "cuda": 0.01}  # of a query, roughly
@@ -427,6 +428,7 @@ class Scan:
         self._index: ScanIndex | None = None
         self._lock = threading.Lock()
         self._living: _Filter | None = None
+        self._filters: list[_Filter] = []  # the last ones
         self._moved: dict[int, TensorCells] | None = None
 
     def changed(self, collection: Collection) -> Scan:
@@ -506,38 +508,61 @@ class Scan:
             return self._moved
 
     def _filter(self, mask: NDArray[np.bool_] | None) -> _Filter | None:
-        """Rows that may be found; None: all."""
+        """Rows that may be found; None: all. What a mask that was given before lets through is still known."""
         if mask is None:
             return None
-        if mask is not self.collection.alive:
-            return _Filter(mask)
-        if self._living is None:
-            self._living = _Filter(mask)
-        return self._living
+        if mask is self.collection.alive:
+            if self._living is None:
+                self._living = _Filter(np.packbits(mask), self.collection)
+            return self._living
+        packed = np.packbits(mask)
+        for known in self._filters:
+            if np.array_equal(known.packed, packed):
+                return known
+        made = _Filter(packed, self.collection)
+        self._filters = [made, *self._filters[: KEPT_FILTERS - 1]]
+        return made
 
 
 class _Filter:
-    """A mask over rows, as cells read it, and which rows of each modality it lets through."""
+    """A mask over the rows of a collection, and what it lets through. It keeps no array of a caller, who may change it.
 
-    def __init__(self, mask: NDArray[np.bool_]) -> None:
-        self.mask = mask
+    Args:
+        packed: (N / 8,) uint8, the mask (`numpy.packbits`).
+        collection: Of the rows.
+    """
+
+    def __init__(self, packed: NDArray[np.uint8], collection: Collection) -> None:
+        self.packed = packed
+        self.collection = collection
         self._selector: Any = None
+        self._passing: dict[int, int] = {}
         self._rows: dict[int, Ints] = {}
 
     def selector(self, cells: SearchedCells) -> Any:
         """The mask as these cells, and all others of a scan, read it."""
         if self._selector is None:
-            self._selector = cells.selector(self.mask)
+            self._selector = cells.selector(self._mask())
         return self._selector
 
-    def rows(self, modality: int, collection: Collection) -> Ints:
+    def passing(self, modality: int) -> int:
+        """How many rows of a modality pass."""
+        if modality not in self._passing:
+            self._passing[modality] = int(np.count_nonzero(self._mask(modality)))
+        return self._passing[modality]
+
+    def rows(self, modality: int) -> Ints:
         """Rows of a modality that pass."""
         if modality not in self._rows:
-            passing = self.mask
-            if collection.modality is not None:
-                passing = passing & (collection.modality == modality)
-            self._rows[modality] = np.flatnonzero(passing)
+            self._rows[modality] = np.flatnonzero(self._mask(modality))
         return self._rows[modality]
+
+    def _mask(self, modality: int | None = None) -> NDArray[np.bool_]:
+        """(N,) rows that pass: of one modality; None: of all."""
+        passes = np.unpackbits(self.packed, count=len(self.collection)).view(np.bool_)
+        if modality is None or self.collection.modality is None:
+            return passes
+        return passes & (self.collection.modality == modality)
 
 
 class _Search:
@@ -639,7 +664,7 @@ class _Search:
         selector = None
         if allowed is not None:
             selector = allowed.selector(cells)
-            passing = len(allowed.rows(modality, self.collection))
+            passing = allowed.passing(modality)
             share = passing / max(items, 1)
             if share < 1:
                 probes = min(cells.count, int(probes / share) + 1)
@@ -659,9 +684,8 @@ class _Search:
         small = self.index.few.get(modality)
         if allowed is None:
             return small
-        passing = allowed.rows(modality, self.collection)
-        if small is not None or len(passing) <= EXACT:
-            return passing
+        if small is not None or allowed.passing(modality) <= EXACT:
+            return allowed.rows(modality)
         return None
 
     def _compared(self, batch: QueryBatch, rows: Ints, count: int) -> Candidates:
