@@ -345,8 +345,51 @@ def test_queries_of_the_bank_that_lie_far_from_items_get_a_larger_effort(monkeyp
     efforts = []
     for known in (None, bank):
         engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), items, bank=known)
-        efforts.append(engine.scan.prepare().efforts[0])
+        efforts.append(engine.scan.prepare().efforts[0][scan.UNKNOWN])
     assert efforts[1] > efforts[0]
+
+
+def test_each_query_modality_has_an_effort_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images lie near items, texts far from all. A batch of both finds what each finds alone; a file keeps both efforts."""
+    monkeypatch.setattr(scan, "PROBED", 4)
+    monkeypatch.setattr(scan, "SCANNED", 100)
+    random = np.random.default_rng(3)
+    centres = random.standard_normal((100, WIDTH))
+    items = centres[random.integers(100, size=6_000)] + 0.1 * random.standard_normal((6_000, WIDTH))
+    items = (items / np.linalg.norm(items, axis=1, keepdims=True)).astype(np.float16)
+    queries = random.standard_normal((400, WIDTH)).astype(np.float32)
+    queries[:200] = items[:200] + 0.02 * random.standard_normal((200, WIDTH))
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    modality = np.repeat([0, 1], 200)
+    bank = QueryBank.of(queries, modality, np.zeros(400))
+    engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(np.zeros((6_000, 4), np.int64), SIZES), items, bank=bank)
+    index = engine.scan.prepare()
+    assert index.efforts[0][0] < index.efforts[0][1] == index.efforts[0][scan.UNKNOWN]
+    target = np.zeros(400, np.int64)
+    together = engine.search(queries, k=10, params=SCAN, target=target, modality=modality)
+    unknown = engine.search(queries, k=10, params=SCAN, target=target)
+    for own, other in ((slice(0, 200), "fewer"), (slice(200, 400), "as many")):
+        alone = engine.search(queries[own], k=10, params=SCAN, target=target[own], modality=modality[own])
+        assert np.array_equal(alone.rows, together.rows[own])
+        assert np.array_equal(alone.considered, together.considered[own])
+        assert (alone.considered < unknown.considered[own]).all() == (other == "fewer")
+    index.save(tmp_path, "this")
+    loaded = ScanIndex.load(tmp_path, "this")
+    assert loaded is not None and loaded.efforts == index.efforts
+
+
+def test_a_file_with_one_effort_for_all_queries_keeps_it(world: World, tmp_path: Path) -> None:
+    """As files were written before each query modality had its own."""
+    world.engine.scan.prepare().save(tmp_path, "this")
+    meta = json.loads((tmp_path / META).read_text())
+    meta["efforts"] = dict.fromkeys(meta["efforts"], 3.0)
+    (tmp_path / META).write_text(json.dumps(meta))
+    loaded = ScanIndex.load(tmp_path, "this")
+    assert loaded is not None and loaded.efforts == {0: {scan.UNKNOWN: 3.0}, 1: {scan.UNKNOWN: 3.0}}
+    for wrong in (5.0, {"0": 1.0}, {"-1": -1.0}, {"x": 1.0}, None):
+        meta["efforts"] = dict.fromkeys(meta["efforts"], wrong)
+        (tmp_path / META).write_text(json.dumps(meta))
+        assert ScanIndex.load(tmp_path, "this") is None
 
 
 def test_the_effort_is_chosen_by_queries_that_codes_do_not_follow(world: World) -> None:
@@ -355,9 +398,9 @@ def test_the_effort_is_chosen_by_queries_that_codes_do_not_follow(world: World) 
     modality[:10] = 2
     bank = QueryBank(world.bank.z, modality, np.where(np.arange(4000) < 1500, 1, 0))
     followed, judges = scan._queries_of(bank, 1, WIDTH)
-    assert [len(own) for own in judges] == [scan.CALIBRATION_QUERIES, scan.CALIBRATION_QUERIES]
+    assert {one: len(own) for one, own in judges.items()} == {0: scan.CALIBRATION_QUERIES, 1: scan.CALIBRATION_QUERIES}
     assert len(followed) == 1500 - 2 * scan.CALIBRATION_QUERIES
-    together = np.concatenate([followed, *judges])
+    together = np.concatenate([followed, *judges.values()])
     assert np.array_equal(np.unique(together, axis=0), np.unique(bank.z[:1500], axis=0))
     again, _ = scan._queries_of(bank, 1, WIDTH)
     assert np.array_equal(again, followed)  # additions are coded by the same queries

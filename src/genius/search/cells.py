@@ -5,9 +5,9 @@
   quantization error counts where queries look. Queries see A^-T q, so inner products stay what they were.
 - Where queries are known, codes are chosen once more: the error of an item counts `DIRECTION_WEIGHT` times along the mean of the
   queries that are nearest to it, which are the ones that may find it.
-- A search ranks cells by q . mean(cell) and scans the codes in the best ones, best cell first. Faiss looks 32 codes up at a time
-  in registers (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors
-  costs less.
+- A search ranks cells by q . mean(cell), in the best groups of cells (k-means of their means: a product with all means would take
+  longer than all else), and scans the codes in the best cells, best first. Faiss looks 32 codes up at a time in registers
+  (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors costs less.
 
 Knows vectors and rows; nothing of modalities, filters' meaning or files.
 """
@@ -21,7 +21,7 @@ import faiss as _faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.search.arrays import HOST, Floats, Ints
+from genius.search.arrays import Floats, Ints
 from genius.search.vectors import Vectors
 
 faiss: Any = _faiss  # its type stubs lag behind it
@@ -35,6 +35,8 @@ LIST_BY_LIST = 11  # Faiss' way to scan lists in the order in which they are giv
 CELLS_PER_ROOT = 4.0  # cells per square root of the items
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
+RANKED = 4  # cells that are ranked for one that is scanned, roughly
+FEWEST_RANKED = 256  # cells that are ranked, roughly
 CODE_SAMPLE = 40_000  # residuals that product codes are fitted to
 ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
@@ -55,14 +57,16 @@ class Cells:
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], fitted: int) -> None:
-        self.means: Floats = np.ascontiguousarray(arrays["means"], np.float32)
+        means = np.ascontiguousarray(arrays["means"], np.float32)
+        self.count, self.width = means.shape
+        self.grouped = _grouped(means)
         self.item_transform: Floats = np.ascontiguousarray(arrays["item_transform"], np.float32)
         self.query_transform: Floats = np.ascontiguousarray(arrays["query_transform"], np.float32)
         self.codebooks: Floats = np.ascontiguousarray(arrays["codebooks"], np.float32)
         self.fitted = fitted
-        self.count, self.width = self.means.shape
         self.index = self._inverted_file(arrays["codes"], np.asarray(arrays["rows"], np.int64), arrays["sizes"])
         self._parameters: dict[int, Any] = {}  # of unfiltered searches, by cells probed
+        self._groups: dict[int, Any] = {}  # of the choice of cells, likewise
 
     @classmethod
     def build(cls, vectors: Vectors, rows: Ints, metric: Floats | None, queries: Floats | None = None) -> Cells:
@@ -124,6 +128,17 @@ class Cells:
     def __len__(self) -> int:
         return int(self.index.ntotal)
 
+    @property
+    def means(self) -> Floats:
+        """(cells, D) of the items of each cell."""
+        means = np.empty((self.count, self.width), np.float32)
+        for group in range(self.grouped.nlist):
+            size = self.grouped.invlists.list_size(group)
+            if size:
+                own = faiss.rev_swig_ptr(self.grouped.invlists.get_codes(group), 4 * size * self.width)
+                means[faiss.rev_swig_ptr(self.grouped.invlists.get_ids(group), size)] = own.view(np.float32).reshape(size, -1)
+        return means
+
     def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
         """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
         nowhere = faiss.IndexFlatIP(self.width)  # Faiss does not choose cells: their scores are given with every search
@@ -182,9 +197,10 @@ class Cells:
             rows: (n,) that are added.
             queries: (m, D), those that the cells were built with; None: none.
         """
+        means = self.means
         nearest = faiss.IndexFlatIP(self.width)
-        nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
-        encoder = ProductEncoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
+        nearest.add(means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12))
+        encoder = ProductEncoder(means, self.item_transform, self.query_transform, self.codebooks, queries)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
@@ -226,7 +242,7 @@ class Cells:
             Scores by codes and rows, (Q, count) each, best first; rows are -1 where fewer are in the cells.
         """
         queries = np.ascontiguousarray(queries, np.float32)
-        cell_scores, cells = HOST.top_k(queries @ self.means.T, probes)
+        cell_scores, cells = self._best_cells(queries, probes)
         transformed = queries @ self.query_transform
         scores = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
@@ -243,6 +259,18 @@ class Cells:
             self._search_parameters(probes, allowed),
         )
         return scores, rows
+
+    def _best_cells(self, queries: Floats, probes: int) -> tuple[Floats, Ints]:
+        """Scores and numbers (Q, probes) of the cells that queries (Q, D) scan, best first; -1 where groups have fewer."""
+        if probes not in self._groups:
+            groups = self.grouped.nlist
+            ranked = max(FEWEST_RANKED, RANKED * probes)
+            self._groups[probes] = faiss.SearchParametersIVF(nprobe=int(min(groups, -(-ranked * groups // self.count))))
+        scores: Floats = np.empty((len(queries), probes), np.float32)
+        cells: Ints = np.empty((len(queries), probes), np.int64)
+        pointer = faiss.swig_ptr
+        self.grouped.search_c(len(queries), pointer(queries), probes, pointer(scores), pointer(cells), self._groups[probes])
+        return scores, cells
 
     def _search_parameters(self, probes: int, allowed: RowSelector | None) -> Any:
         if allowed is not None:
@@ -270,8 +298,9 @@ class Cells:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
         sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
         packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
-        others = (self.means, self.item_transform, self.query_transform, self.codebooks)
-        return packed + 8 * len(self) + sum(int(array.nbytes) for array in others)
+        others = (self.item_transform, self.query_transform, self.codebooks)
+        means = (4 * self.width + 8) * self.count + 4 * self.width * self.grouped.nlist
+        return packed + 8 * len(self) + means + sum(int(array.nbytes) for array in others)
 
 
 class ProductEncoder:
@@ -360,6 +389,18 @@ def _packed(codes: Ints) -> NDArray[np.uint8]:
     """(n, S) -> (n, bytes), two codes in each."""
     padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
     return (padded[:, 0::2] | (padded[:, 1::2] << CODE_BITS)).astype(np.uint8)
+
+
+def _grouped(means: Floats) -> Any:
+    """An inverted file of the means (cells, D) of cells: as many groups as each has cells."""
+    groups = max(1, int(len(means) ** 0.5))
+    grouped = faiss.IndexIVFFlat(faiss.IndexFlatIP(means.shape[1]), means.shape[1], groups, faiss.METRIC_INNER_PRODUCT)
+    grouped.cp.niter = KMEANS_ITERATIONS
+    grouped.cp.seed = SEED
+    grouped.cp.min_points_per_centroid = 1
+    grouped.train(means)
+    grouped.add(means)
+    return grouped
 
 
 def _blocks(vectors: Vectors, rows: Ints) -> Iterator[tuple[int, Floats]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from genius.search.collection import Collection
 from genius.search.flat import compare_all
 from genius.search.params import SearchParams
 from genius.search.rerank import BUILT_IN
-from genius.search.types import Candidates, QueryBatch
+from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import Vectors
 
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
@@ -51,6 +51,7 @@ CALIBRATION_RECALL_OF_QUERIES = 0.995  # of the ten nearest items of queries: of
 FEWEST_QUERIES = 30  # of one modality that say something about others
 CALIBRATION_EFFORTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
+UNKNOWN = -1  # modality of a query
 TIE = 1e-5  # of similarities
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
@@ -108,35 +109,38 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
-def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, judges: Sequence[Floats]) -> float | None:
-    """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
+def calibrated_efforts(cells: Cells, vectors: Vectors, rows: Ints, judges: Mapping[int, Floats]) -> dict[int, float] | None:
+    """Factors on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
     The budgets suit vectors whose neighbourhoods the cells follow. Where they do not (many small clusters, hardly any
-    structure, queries far from all items), more cells are scanned and more vectors compared.
+    structure, queries far from all items), more cells are scanned and more vectors compared. Texts lie farther from images than
+    images do: each query modality has a factor of its own.
 
     Args:
         cells: Of `rows`.
         vectors: By row.
         rows: (n,) of one modality.
-        judges: (m, D) held-out queries of each modality: texts lie farther from images than images do, and none may be left
-            behind.
+        judges: (m, D) held-out queries by query modality.
 
     Returns:
-        The least of `CALIBRATION_EFFORTS` that is enough; the largest where it is enough for items and not for queries; None:
-        it is not even enough for items.
+        By query modality the least of `CALIBRATION_EFFORTS` that is enough for items and for its queries (the largest where it is
+        enough for items alone); at `UNKNOWN` the largest of all, for other queries. None: none is enough for items.
     """
     random = np.random.default_rng(CALIBRATION_SEED)
     chosen = random.choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
     of_items = _Calibration(vectors, rows, vectors.arrays.host(vectors.take(chosen)), chosen)
-    of_queries = [_Calibration(vectors, rows, own, np.full(len(own), -1)) for own in judges]
-    enough = None
-    for effort in CALIBRATION_EFFORTS:
-        if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
-            continue
-        enough = effort
-        if all(own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES for own in of_queries):
-            return effort
-    return enough
+    enough = (effort for effort in CALIBRATION_EFFORTS if of_items.recall(cells, effort) >= CALIBRATION_RECALL)
+    least = next(enough, None)
+    if least is None:
+        return None
+    tried = [effort for effort in CALIBRATION_EFFORTS if effort >= least]
+    efforts = {UNKNOWN: least}
+    for modality, queries in judges.items():
+        own = _Calibration(vectors, rows, queries, np.full(len(queries), -1))
+        found = (effort for effort in tried if own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES)
+        efforts[modality] = next(found, tried[-1])
+    efforts[UNKNOWN] = max(efforts.values())
+    return efforts
 
 
 class _Calibration:
@@ -175,14 +179,15 @@ class ScanIndex:
 
     Args:
         cells: By modality.
-        efforts: By modality of `cells`: factor on the budgets of a search with which its items find each other.
+        efforts: By modality of `cells`, and there by the modality of queries or `UNKNOWN`: factor on the budgets of a search
+            (`calibrated_efforts`).
         few: Rows by modality of those that have too few items for cells, or whose items the codes describe too badly. All of
             them are compared.
         rows: Rows of the collection, dead or alive, that are covered.
     """
 
     cells: dict[int, Cells]
-    efforts: dict[int, float]
+    efforts: dict[int, dict[int, float]]
     few: dict[int, Ints]
     rows: int
 
@@ -200,7 +205,7 @@ class ScanIndex:
         if vectors is None:
             raise GeniusError("a scan is built from vectors: this collection stores none")
         cells: dict[int, Cells] = {}
-        efforts: dict[int, float] = {}
+        efforts: dict[int, dict[int, float]] = {}
         few: dict[int, Ints] = {}
         for modality, rows in _rows_by_modality(collection, 0):
             if len(rows) < FEWEST:
@@ -211,12 +216,12 @@ class ScanIndex:
                 metric = bank.metric(modality)
             followed, judges = _queries_of(bank, modality, vectors.width)
             own = Cells.build(vectors, rows, metric, followed)
-            effort = calibrated_effort(own, vectors, rows, judges)
-            if effort is None:
+            enough = calibrated_efforts(own, vectors, rows, judges)
+            if enough is None:
                 few[modality] = rows
                 continue
             cells[modality] = own
-            efforts[modality] = effort
+            efforts[modality] = enough
         return cls(cells, efforts, few, len(collection))
 
     def extended(self, collection: Collection, bank: Queries | None = None) -> ScanIndex | None:
@@ -269,7 +274,7 @@ class ScanIndex:
             "identity": identity,
             "rows": self.rows,
             "fitted": {str(modality): own.fitted for modality, own in self.cells.items()},
-            "efforts": {str(modality): effort for modality, effort in self.efforts.items()},
+            "efforts": {str(modality): own for modality, own in self.efforts.items()},
             "sha256": _sha256(folder / ARRAYS),
         }
         write_whole(folder / META, lambda path: path.write_text(json.dumps(meta) + "\n", encoding="utf-8"))
@@ -291,7 +296,7 @@ class ScanIndex:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             rows = int(meta["rows"])
             cells: dict[int, Cells] = {}
-            efforts: dict[int, float] = {}
+            efforts: dict[int, dict[int, float]] = {}
             few: dict[int, Ints] = {}
             for modality in range(3):
                 own = {name[2:]: array for name, array in arrays.items() if name.startswith(f"{modality}.")}
@@ -299,16 +304,20 @@ class ScanIndex:
                     few[modality] = _checked_rows(own["few"], rows)
                 elif own:
                     cells[modality] = Cells(_checked(own, rows), int(meta["fitted"][str(modality)]))
-                    efforts[modality] = _checked_effort(meta["efforts"][str(modality)])
+                    efforts[modality] = _checked_efforts(meta["efforts"][str(modality)])
             return cls(cells, efforts, few, rows)
         except (OSError, MemoryError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
             return None
 
 
-def _checked_effort(effort: object) -> float:
-    if effort not in CALIBRATION_EFFORTS:
-        raise GeniusError(f"unknown effort: {effort!r}")
-    return float(str(effort))
+def _checked_efforts(efforts: object) -> dict[int, float]:
+    """By query modality. Files of before have one number for all queries."""
+    if not isinstance(efforts, dict):
+        efforts = {UNKNOWN: efforts}
+    known = {int(modality): effort for modality, effort in efforts.items()}
+    if UNKNOWN not in known or any(effort not in CALIBRATION_EFFORTS for effort in known.values()):
+        raise GeniusError(f"unknown efforts: {efforts!r}")
+    return {modality: float(effort) for modality, effort in known.items()}
 
 
 def _checked_rows(rows: NDArray[Any], total: int) -> Ints:
@@ -346,22 +355,22 @@ def _checked(arrays: dict[str, NDArray[Any]], total: int) -> dict[str, NDArray[A
     return arrays
 
 
-def _queries_of(bank: Queries | None, modality: int, width: int) -> tuple[Floats, list[Floats]]:
-    """Queries of a bank that want a modality: (m, D) that codes follow, and held-out ones of each query modality.
+def _queries_of(bank: Queries | None, modality: int, width: int) -> tuple[Floats, dict[int, Floats]]:
+    """Queries of a bank that want a modality: (m, D) that codes follow, and held-out ones by query modality.
 
     Codes that follow a query find its neighbours better than those of others: the effort is chosen by queries that they do not
     follow.
     """
-    judges: list[Floats] = []
+    judges: dict[int, Floats] = {}
     if bank is None:
         return np.empty((0, width), np.float32), judges
     random = np.random.default_rng(CALIBRATION_SEED)
     followed = bank.target == modality
-    for one in np.unique(bank.modality[followed]):
+    for one in np.unique(bank.modality[followed]).tolist():
         own = random.permutation(np.flatnonzero(followed & (bank.modality == one)))
         held_out = own[: min(CALIBRATION_QUERIES, len(own) // 2)]
         if len(held_out) >= FEWEST_QUERIES:
-            judges.append(bank.z[held_out])
+            judges[one] = bank.z[held_out]
             followed[held_out] = False
     return bank.z[followed], judges
 
@@ -480,13 +489,7 @@ class Scan:
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
         """The best rows by codes, less their item bias; more than k of them for a re-ranker to choose from."""
         index = self.prepare()
-        effort = max(params.rerank, 1) / EFFORT
-        count = refine_budget(k, effort * max(index.efforts.values(), default=1.0))
-        if params.reranker == "none" and batch.item_bias is None:
-            count = k
-        if params.reranker not in BUILT_IN:
-            count = max(count, params.rerank)
-        search = _Search(self.collection, index, self._searched(index), k, count, effort)
+        search = _Search(self.collection, index, self._searched(index), k, params)
         if batch.allowed is None or batch.allowed.ndim == 1:
             return search.run(batch, self._filter(batch.allowed))
         parts = []
@@ -573,8 +576,7 @@ class _Search:
         index: Its codes.
         cells: Of the index, where they are searched.
         k: Hits per query.
-        count: Candidates per query.
-        effort: Factor on the cells that are scanned.
+        params: Settings of the search.
     """
 
     def __init__(
@@ -583,32 +585,33 @@ class _Search:
         index: ScanIndex,
         cells: Mapping[int, SearchedCells],
         k: int,
-        count: int,
-        effort: float,
+        params: SearchParams,
     ) -> None:
         self.collection = collection
         self.index = index
         self.cells = cells
         self.k = k
-        self.count = count
-        self.effort = effort
+        self.params = params
 
     def run(self, batch: QueryBatch, allowed: _Filter | None) -> Candidates:
         """Candidates of queries that share a filter, in the modalities that each of them wants."""
-        if self.collection.modality is None:
-            return self._of_modality(batch, 0, allowed)
-        targets = set(batch.target.tolist())
-        if len(targets) == 1:
-            return self._of_target(batch, targets.pop(), allowed)
+        groups = batch.target
+        if batch.modality is not None:
+            groups = groups * (MODALITIES + 1) + batch.modality  # the modality of a query says how much effort it takes
+        different = set(groups.tolist())
+        if len(different) == 1:
+            return self._of_target(batch, int(batch.target[0]), allowed)
         parts = []
-        for target in targets:
-            queries = np.flatnonzero(batch.target == target)
-            parts.append((queries, self._of_target(batch.select(queries), target, allowed)))
+        for group in different:
+            queries = np.flatnonzero(groups == group)
+            parts.append((queries, self._of_target(batch.select(queries), int(batch.target[queries[0]]), allowed)))
         return Candidates.scattered(len(batch), parts)
 
     def _of_target(self, batch: QueryBatch, target: int, allowed: _Filter | None) -> Candidates:
-        """Candidates of queries that want the same modality. Where they do not say which (-1), the likeliest is searched first,
-        and others while they can still hold one of the k best."""
+        """Candidates of queries of one modality that want the same modality. Where they do not say which (-1), the likeliest is
+        searched first, and others while they can still hold one of the k best."""
+        if self.collection.modality is None:
+            return self._of_modality(batch, 0, allowed)
         if target >= 0:
             return self._of_modality(batch, target, allowed)
         found = Candidates.empty(len(batch))
@@ -639,27 +642,49 @@ class _Search:
 
     def _of_modality(self, batch: QueryBatch, modality: int, allowed: _Filter | None) -> Candidates:
         """Candidates of one modality: where items have a bias, the best of more rows by what it leaves of their scores."""
-        count = self.count
+        effort = self._effort(batch, modality)
+        wanted = self._candidates(batch, effort)
+        count = wanted
         if batch.item_bias is not None:
             count *= BIASED
         rows = self._few_rows(modality, allowed)
         if rows is not None:
             found = self._compared(batch, rows, count)
         elif modality in self.cells:
-            found = self._scanned(batch, modality, allowed, count)
+            found = self._scanned(batch, modality, allowed, count, effort)
         else:
             return Candidates.empty(len(batch))
         bias = batch.bias(found.rows)
         if bias is None:
             return found
-        scores, best = HOST.top_k(found.scores - bias, self.count)
+        scores, best = HOST.top_k(found.scores - bias, wanted)
         return Candidates(np.take_along_axis(found.rows, best, 1), scores, found.considered)
 
-    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None, count: int) -> Candidates:
+    def _effort(self, batch: QueryBatch, modality: int) -> float:
+        """Factor on the budgets of queries of one modality among the items of a modality."""
+        effort = max(self.params.rerank, 1) / EFFORT
+        known = self.index.efforts.get(modality)
+        if known is None:
+            return effort
+        of_queries = UNKNOWN
+        if batch.modality is not None:
+            of_queries = int(batch.modality[0])
+        return effort * known.get(of_queries, known[UNKNOWN])
+
+    def _candidates(self, batch: QueryBatch, effort: float) -> int:
+        """Candidates per query."""
+        if self.params.reranker == "none" and batch.item_bias is None:
+            return self.k
+        count = refine_budget(self.k, effort)
+        if self.params.reranker not in BUILT_IN:
+            return max(count, self.params.rerank)
+        return count
+
+    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None, count: int, effort: float) -> Candidates:
         """The best `count` rows by codes."""
         cells = self.cells[modality]
         items = len(cells)
-        probes = probe_budget(self.k, cells.count, items, self.effort * self.index.efforts[modality])
+        probes = probe_budget(self.k, cells.count, items, effort)
         passing = items
         selector = None
         if allowed is not None:
