@@ -106,6 +106,7 @@ def test_codes_fitted_to_the_metric_of_queries_say_more(world: World) -> None:
 @pytest.mark.parametrize("share", [0.9, 0.3, 0.05, 0.001, 0.0])
 def test_filters_are_obeyed_and_fill_k(world: World, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "EXACT", 200)  # so that most filters really are scanned
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
     allowed = np.random.default_rng(1).random(ITEMS) < share
     assert recall(world.engine, world, 10, allowed=allowed) >= 0.98 if share else True
     found = world.engine.search(world.z, k=10, params=SCAN, target=world.target, allowed=allowed).rows
@@ -115,6 +116,7 @@ def test_filters_are_obeyed_and_fill_k(world: World, share: float, monkeypatch: 
 def test_a_filter_far_from_the_query_still_fills_k(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the items pass, and they lie in the cells that would be probed last."""
     monkeypatch.setattr(scan, "EXACT", 10)
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
     monkeypatch.setattr(scan, "SCANNED", 0)
     monkeypatch.setattr(scan, "PROBED", 4)
     near = world.vectors.float() @ world.z[0]
@@ -159,6 +161,7 @@ def test_a_comparison_in_blocks_is_one_without(world: World, monkeypatch: pytest
 def test_a_filter_that_is_used_again_is_read_once_and_a_changed_one_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a caller changes the array that it gave before."""
     monkeypatch.setattr(scan, "EXACT", 200)
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
     monkeypatch.setattr(scan, "KEPT_FILTERS", 2)
     engine = world.engine_of(slice(0, ITEMS))
     engine.scan._index = world.engine.scan.prepare()
@@ -182,6 +185,23 @@ def test_a_filter_that_is_used_again_is_read_once_and_a_changed_one_anew(world: 
     for mask in masks:
         found(mask)
     assert len(read) == 4 and len(engine.scan._filters) == 2
+
+
+def test_many_queries_of_one_filter_compare_where_one_scans(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each vector is read once for all of them. What they find is nearly the same."""
+    monkeypatch.setattr(scan, "EXACT", 10)
+    monkeypatch.setattr(scan, "REFINED", 20)
+    allowed = np.random.default_rng(4).random(ITEMS) < 0.12
+    target = torch.zeros(90).long()
+    together = world.engine.search(world.z, k=10, params=SCAN, target=target, allowed=allowed)
+    assert (together.considered == (allowed & (world.codes[:, 0] == 0)).sum()).all()
+    shared = []
+    for query in range(0, 90, 9):
+        own = slice(query, query + 1)
+        alone = world.engine.search(world.z[own], k=10, params=SCAN, target=target[own], allowed=allowed)
+        assert alone.considered[0] != together.considered[0]
+        shared.append(len({*alone.rows[0].tolist()} & {*together.rows[query].tolist()}) / 10)
+    assert np.mean(shared) >= 0.9
 
 
 def test_every_query_has_its_own_filter(world: World) -> None:

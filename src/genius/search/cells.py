@@ -35,8 +35,9 @@ LIST_BY_LIST = 11  # Faiss' way to scan lists in the order in which they are giv
 CELLS_PER_ROOT = 4.0  # cells per square root of the items
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
-RANKED = 4  # cells that are ranked for one that is scanned, roughly
-FEWEST_RANKED = 256  # cells that are ranked, roughly
+GROUPS_PER_ROOT = 4.0  # groups of cells per square root of the cells
+RANKED = 6  # cells that are ranked for one that is scanned, roughly
+FEWEST_RANKED = 1_024  # cells that are ranked, roughly
 CODE_SAMPLE = 40_000  # residuals that product codes are fitted to
 ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
@@ -59,8 +60,8 @@ class Cells:
     def __init__(self, arrays: dict[str, NDArray[Any]], fitted: int) -> None:
         means = np.ascontiguousarray(arrays["means"], np.float32)
         self.count, self.width = means.shape
-        self.grouped = _grouped(means)
         self.item_transform: Floats = np.ascontiguousarray(arrays["item_transform"], np.float32)
+        self.grouped = _grouped(means, self.item_transform)
         self.query_transform: Floats = np.ascontiguousarray(arrays["query_transform"], np.float32)
         self.codebooks: Floats = np.ascontiguousarray(arrays["codebooks"], np.float32)
         self.fitted = fitted
@@ -391,15 +392,27 @@ def _packed(codes: Ints) -> NDArray[np.uint8]:
     return (padded[:, 0::2] | (padded[:, 1::2] << CODE_BITS)).astype(np.uint8)
 
 
-def _grouped(means: Floats) -> Any:
-    """An inverted file of the means (cells, D) of cells: as many groups as each has cells."""
-    groups = max(1, int(len(means) ** 0.5))
-    grouped = faiss.IndexIVFFlat(faiss.IndexFlatIP(means.shape[1]), means.shape[1], groups, faiss.METRIC_INNER_PRODUCT)
-    grouped.cp.niter = KMEANS_ITERATIONS
-    grouped.cp.seed = SEED
-    grouped.cp.min_points_per_centroid = 1
-    grouped.train(means)
-    grouped.add(means)
+def _grouped(means: Floats, item_transform: Floats) -> Any:
+    """The means (cells, D) of cells in an inverted file, in groups that are near each other in the metric of queries.
+
+    Groups in the original space miss up to ten times as many of the best cells of texts that look for images.
+    """
+    cells, width = means.shape
+    count = min(cells, int(GROUPS_PER_ROOT * cells**0.5))
+    kmeans = faiss.Kmeans(width, count, niter=KMEANS_ITERATIONS, seed=SEED, min_points_per_centroid=1)
+    transformed = np.ascontiguousarray(means @ item_transform)
+    kmeans.train(transformed)
+    group = kmeans.index.search(transformed, 1)[1][:, 0]
+    sums = np.zeros((count, width), np.float64)
+    _add_by_cell(sums, group, means)
+    sizes = np.maximum(np.bincount(group, minlength=count), 1)
+    groups = faiss.IndexFlatIP(width)
+    groups.add((sums / sizes[:, None]).astype(np.float32))
+    grouped = faiss.IndexIVFFlat(groups, width, count, faiss.METRIC_INNER_PRODUCT)
+    grouped.is_trained = True
+    pointer = faiss.swig_ptr
+    numbers = np.arange(cells)
+    grouped.add_core(cells, pointer(means), pointer(numbers), pointer(group))
     return grouped
 
 

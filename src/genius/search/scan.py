@@ -56,7 +56,10 @@ TIE = 1e-5  # of similarities
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
 KEPT_FILTERS = 8  # masks of the last searches, of which is known what they let through: an eighth of a byte per item each
-EXACT = 20_000  # rows that a filter lets through up to which all are compared
+EXACT = 2_000  # rows that a filter lets through up to which all are compared, whatever a scan would cost
+FILTERED = 0.35  # power of 1 / (share of items that a filter lets through) by which more cells are scanned
+READ = 6.0  # inner products in the time in which a vector is read
+LOOKED_UP = 0.2  # likewise, in which an item is scored by its codes under a filter
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = {"cpu": 0.15, "cuda": 0.01}  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
@@ -107,6 +110,18 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     """Cells that are scanned for k hits: those of about `SCANNED` codes for ten, and at least `PROBED`."""
     for_ten = max(PROBED, SCANNED * cells / max(items, 1))
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
+
+
+def comparing_is_cheaper(passing: int, scanned: int, count: int, queries: int) -> bool:
+    """Whether all rows that a filter lets through are compared sooner than codes are scanned and the best rows compared.
+
+    Args:
+        passing: Rows that pass.
+        scanned: Items whose codes a query would scan.
+        count: Candidates per query.
+        queries: That share the filter: each of `passing` is read once for all of them.
+    """
+    return passing * (READ + queries) <= queries * (scanned * LOOKED_UP + count * (READ + 1))
 
 
 def calibrated_efforts(cells: Cells, vectors: Vectors, rows: Ints, judges: Mapping[int, Floats]) -> dict[int, float] | None:
@@ -647,8 +662,10 @@ class _Search:
         count = wanted
         if batch.item_bias is not None:
             count *= BIASED
-        rows = self._few_rows(modality, allowed)
-        if rows is not None:
+        if modality in self.index.few:
+            rows = self.index.few[modality]
+            if allowed is not None:
+                rows = allowed.rows(modality)
             found = self._compared(batch, rows, count)
         elif modality in self.cells:
             found = self._scanned(batch, modality, allowed, count, effort)
@@ -681,18 +698,19 @@ class _Search:
         return count
 
     def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None, count: int, effort: float) -> Candidates:
-        """The best `count` rows by codes."""
+        """The best `count` rows by codes; by their vectors, where a filter lets so few through that this is cheaper."""
         cells = self.cells[modality]
         items = len(cells)
         probes = probe_budget(self.k, cells.count, items, effort)
         passing = items
         selector = None
         if allowed is not None:
-            selector = allowed.selector(cells)
             passing = allowed.passing(modality)
-            share = passing / max(items, 1)
-            if share < 1:
-                probes = min(cells.count, int(probes / share) + 1)
+            share = min(1.0, max(passing, 1) / items)
+            probes = min(cells.count, int(probes * share**-FILTERED))
+            if passing <= EXACT or comparing_is_cheaper(passing, probes * items // cells.count, count, len(batch)):
+                return self._compared(batch, allowed.rows(modality), count)
+            selector = allowed.selector(cells)
         count = min(count, passing)
         scores, rows = cells.search(batch.dense, count, probes, selector)
         considered = np.full(len(batch), items * probes // cells.count)
@@ -703,15 +721,6 @@ class _Search:
                 considered[short] = items
             scores[rows < 0] = -np.inf
         return Candidates(rows, scores, considered)
-
-    def _few_rows(self, modality: int, allowed: _Filter | None) -> Ints | None:
-        """All rows of a modality that may be found, where they are few enough to compare; None: more."""
-        small = self.index.few.get(modality)
-        if allowed is None:
-            return small
-        if small is not None or allowed.passing(modality) <= EXACT:
-            return allowed.rows(modality)
-        return None
 
     def _compared(self, batch: QueryBatch, rows: Ints, count: int) -> Candidates:
         """The best `count` of all `rows`, by their vectors."""
