@@ -487,6 +487,51 @@ def test_scores_by_codes_approximate_similarities() -> None:
     assert np.abs(scores - similarities).mean() < 0.03  # similarities of 0.38 on the mean
 
 
+def test_cells_are_chosen_in_groups_as_by_a_product_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly the same cells for queries that see some directions only, and where all groups are ranked the same. Few cells are
+    ranked at once."""
+    from genius.search import cells as module
+    from genius.search.vectors import StoredVectors
+
+    random = np.random.default_rng(9)
+    scale = 1 / (1 + np.arange(32))
+    vectors = random.normal(size=(30_000, 32)).astype(np.float32) * np.sqrt(scale).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = (random.normal(size=(40, 32)) * scale).astype(np.float32)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    monkeypatch.setattr(module, "FEWEST_RANKED", 160)
+    built = Cells.build(StoredVectors([vectors]), np.arange(30_000), queries.T @ queries / len(queries))
+    assert built.count == 640 and built.groups.ntotal == 640
+    exact_scores, exact = built._best_cells(queries, 20)  # a batch: by a product
+    assert np.allclose(exact_scores, np.take_along_axis(queries @ built.means.T, exact, 1), atol=1e-6)
+    monkeypatch.setattr(module, "HOST", None)  # no product from here on
+    monkeypatch.setattr(module, "BATCH", 100)
+    scores, chosen = built._best_cells(queries, 20)
+    assert np.allclose(scores, np.take_along_axis(queries @ built.means.T, chosen, 1), atol=2e-3)
+    assert np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(chosen.tolist(), exact.tolist(), strict=True)]) > 0.95
+    monkeypatch.setattr(module, "FEWEST_RANKED", 640)
+    monkeypatch.setattr(module, "RANKED_SHARE", 1.0)
+    built._probed_groups.clear()
+    all_ranked = built._best_cells(queries, 20)[1]
+    assert np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(all_ranked.tolist(), exact.tolist(), strict=True)]) > 0.99
+
+
+def test_a_scan_goes_on_where_the_groups_have_fewer_cells_than_it_would_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genius.search import cells as module
+    from genius.search.vectors import StoredVectors
+
+    vectors = np.random.default_rng(2).normal(size=(30_000, 32)).astype(np.float32)
+    monkeypatch.setattr(module, "FEWEST_RANKED", 1)
+    monkeypatch.setattr(module, "RANKED", 0.01)
+    built = Cells.build(StoredVectors([vectors]), np.arange(30_000), None)
+    numbers = built._best_cells(vectors[:1], 60)[1][0]
+    known = numbers[numbers >= 0]
+    assert 0 < len(known) < 60
+    sizes = built.arrays()["sizes"]
+    rows = built.search(vectors[:1], 3_000, 60)[1][0]
+    assert (rows >= 0).sum() == sizes[known].sum()
+
+
 def test_codes_follow_the_queries_nearest_to_an_item() -> None:
     """The error along the queries that may find an item is smaller where queries are known; that of added items, too."""
     from genius.search.cells import NEAREST_QUERIES, Cells, _product_quantizer

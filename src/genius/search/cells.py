@@ -5,9 +5,11 @@
   quantization error counts where queries look. Queries see A^-T q, so inner products stay what they were.
 - Where queries are known, codes are chosen once more: the error of an item counts `DIRECTION_WEIGHT` times along the mean of the
   queries that are nearest to it, which are the ones that may find it.
-- A search ranks cells by q . mean(cell), in the best groups of cells (k-means of their means: a product with all means would take
-  longer than all else), and scans the codes in the best cells, best first. Faiss looks 32 codes up at a time in registers
-  (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors costs less.
+- A search ranks cells by q . mean(cell) and scans the codes in the best ones, best cell first. Faiss looks 32 codes up at a time
+  in registers (fast-scan). Codes of 8 bits say more in as many bytes, but take six times as long to scan: comparing more vectors
+  costs less.
+- Where there are thousands of cells, few of which are scanned, only those in the best groups of cells are ranked (k-means of the
+  means, in the metric of queries): a product with all means would take longer than all else.
 
 Knows vectors and rows; nothing of modalities, filters' meaning or files.
 """
@@ -21,7 +23,7 @@ import faiss as _faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from genius.search.arrays import Floats, Ints
+from genius.search.arrays import HOST, Floats, Ints
 from genius.search.vectors import Vectors
 
 faiss: Any = _faiss  # its type stubs lag behind it
@@ -36,8 +38,11 @@ CELLS_PER_ROOT = 4.0  # cells per square root of the items
 POINTS_PER_CELL = 64  # vectors per cell that k-means sees
 KMEANS_ITERATIONS = 8
 GROUPS_PER_ROOT = 4.0  # groups of cells per square root of the cells
-RANKED = 6  # cells that are ranked for one that is scanned, roughly
-FEWEST_RANKED = 1_024  # cells that are ranked, roughly
+RANKED = 6  # cells that are ranked in their groups for one that is scanned, roughly
+FEWEST_RANKED = 1_024  # cells that are ranked, roughly: fewer lose neighbours
+RANKED_SHARE = 0.4  # of all cells, at most: beyond, a product with all means is faster
+RANKED_SHARE_OF_BATCH = 0.2  # likewise for several queries, whose products are faster than their searches one by one
+BATCH = 8  # queries from which on that holds
 CODE_SAMPLE = 40_000  # residuals that product codes are fitted to
 ITEM_SHARE = 0.25  # of the items' second moment in the metric of codes
 CODE_ITERATIONS = 12
@@ -58,16 +63,18 @@ class Cells:
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], fitted: int) -> None:
-        means = np.ascontiguousarray(arrays["means"], np.float32)
-        self.count, self.width = means.shape
+        self.means: Floats = np.ascontiguousarray(arrays["means"], np.float32)
+        self.count, self.width = self.means.shape
         self.item_transform: Floats = np.ascontiguousarray(arrays["item_transform"], np.float32)
-        self.grouped = _grouped(means, self.item_transform)
+        self.groups: Any = None
+        if RANKED_SHARE * self.count >= FEWEST_RANKED:
+            self.groups = _grouped(self.means, self.item_transform)
         self.query_transform: Floats = np.ascontiguousarray(arrays["query_transform"], np.float32)
         self.codebooks: Floats = np.ascontiguousarray(arrays["codebooks"], np.float32)
         self.fitted = fitted
         self.index = self._inverted_file(arrays["codes"], np.asarray(arrays["rows"], np.int64), arrays["sizes"])
         self._parameters: dict[int, Any] = {}  # of unfiltered searches, by cells probed
-        self._groups: dict[int, Any] = {}  # of the choice of cells, likewise
+        self._probed_groups: dict[int, Any] = {}  # likewise, of the choice of cells in groups
 
     @classmethod
     def build(cls, vectors: Vectors, rows: Ints, metric: Floats | None, queries: Floats | None = None) -> Cells:
@@ -129,17 +136,6 @@ class Cells:
     def __len__(self) -> int:
         return int(self.index.ntotal)
 
-    @property
-    def means(self) -> Floats:
-        """(cells, D) of the items of each cell."""
-        means = np.empty((self.count, self.width), np.float32)
-        for group in range(self.grouped.nlist):
-            size = self.grouped.invlists.list_size(group)
-            if size:
-                own = faiss.rev_swig_ptr(self.grouped.invlists.get_codes(group), 4 * size * self.width)
-                means[faiss.rev_swig_ptr(self.grouped.invlists.get_ids(group), size)] = own.view(np.float32).reshape(size, -1)
-        return means
-
     def _inverted_file(self, codes: NDArray[Any], rows: Ints, sizes: NDArray[Any]) -> Any:
         """Codes (n, S / 2) and rows (n,), sorted by cell, of which each cell has `sizes`, packed for fast scanning."""
         nowhere = faiss.IndexFlatIP(self.width)  # Faiss does not choose cells: their scores are given with every search
@@ -198,10 +194,9 @@ class Cells:
             rows: (n,) that are added.
             queries: (m, D), those that the cells were built with; None: none.
         """
-        means = self.means
         nearest = faiss.IndexFlatIP(self.width)
-        nearest.add(means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12))
-        encoder = ProductEncoder(means, self.item_transform, self.query_transform, self.codebooks, queries)
+        nearest.add(self.means / np.maximum(np.linalg.norm(self.means, axis=1, keepdims=True), 1e-12))
+        encoder = ProductEncoder(self.means, self.item_transform, self.query_transform, self.codebooks, queries)
         cells = []
         codes = []
         for _, block in _blocks(vectors, rows):
@@ -262,15 +257,19 @@ class Cells:
         return scores, rows
 
     def _best_cells(self, queries: Floats, probes: int) -> tuple[Floats, Ints]:
-        """Scores and numbers (Q, probes) of the cells that queries (Q, D) scan, best first; -1 where groups have fewer."""
-        if probes not in self._groups:
-            groups = self.grouped.nlist
-            ranked = max(FEWEST_RANKED, RANKED * probes)
-            self._groups[probes] = faiss.SearchParametersIVF(nprobe=int(min(groups, -(-ranked * groups // self.count))))
+        """Scores and numbers (Q, probes) of the cells that queries (Q, D) scan, best first; -1 where their groups have fewer."""
+        ranked = max(FEWEST_RANKED, RANKED * probes)
+        most = RANKED_SHARE
+        if len(queries) >= BATCH:
+            most = RANKED_SHARE_OF_BATCH
+        if self.groups is None or ranked > most * self.count:
+            return HOST.top_k(queries @ self.means.T, probes)
+        if probes not in self._probed_groups:
+            self._probed_groups[probes] = faiss.SearchParametersIVF(nprobe=-(-ranked * self.groups.nlist // self.count))
         scores: Floats = np.empty((len(queries), probes), np.float32)
         cells: Ints = np.empty((len(queries), probes), np.int64)
         pointer = faiss.swig_ptr
-        self.grouped.search_c(len(queries), pointer(queries), probes, pointer(scores), pointer(cells), self._groups[probes])
+        self.groups.search_c(len(queries), pointer(queries), probes, pointer(scores), pointer(cells), self._probed_groups[probes])
         return scores, cells
 
     def _search_parameters(self, probes: int, allowed: RowSelector | None) -> Any:
@@ -299,9 +298,11 @@ class Cells:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
         sizes = np.array([lists.list_size(cell) for cell in range(self.count)], np.int64)
         packed = int((-(-sizes // PACKED)).sum()) * int(lists.packer.block_size)
-        others = (self.item_transform, self.query_transform, self.codebooks)
-        means = (4 * self.width + 8) * self.count + 4 * self.width * self.grouped.nlist
-        return packed + 8 * len(self) + means + sum(int(array.nbytes) for array in others)
+        groups = 0
+        if self.groups is not None:
+            groups = (2 * self.width + 8) * self.count + 4 * self.width * int(self.groups.nlist)
+        others = (self.means, self.item_transform, self.query_transform, self.codebooks)
+        return packed + 8 * len(self) + groups + sum(int(array.nbytes) for array in others)
 
 
 class ProductEncoder:
@@ -393,12 +394,12 @@ def _packed(codes: Ints) -> NDArray[np.uint8]:
 
 
 def _grouped(means: Floats, item_transform: Floats) -> Any:
-    """The means (cells, D) of cells in an inverted file, in groups that are near each other in the metric of queries.
+    """The means (cells, D) of cells as halves in an inverted file: groups of cells that are near in the metric of queries.
 
-    Groups in the original space miss up to ten times as many of the best cells of texts that look for images.
+    Groups in the original space miss three times as many of the best cells of texts that look for images.
     """
     cells, width = means.shape
-    count = min(cells, int(GROUPS_PER_ROOT * cells**0.5))
+    count = int(GROUPS_PER_ROOT * cells**0.5)
     kmeans = faiss.Kmeans(width, count, niter=KMEANS_ITERATIONS, seed=SEED, min_points_per_centroid=1)
     transformed = np.ascontiguousarray(means @ item_transform)
     kmeans.train(transformed)
@@ -406,14 +407,15 @@ def _grouped(means: Floats, item_transform: Floats) -> Any:
     sums = np.zeros((count, width), np.float64)
     _add_by_cell(sums, group, means)
     sizes = np.maximum(np.bincount(group, minlength=count), 1)
-    groups = faiss.IndexFlatIP(width)
-    groups.add((sums / sizes[:, None]).astype(np.float32))
-    grouped = faiss.IndexIVFFlat(groups, width, count, faiss.METRIC_INNER_PRODUCT)
-    grouped.is_trained = True
+    centroids = faiss.IndexFlatIP(width)
+    centroids.add((sums / sizes[:, None]).astype(np.float32))
+    halves = faiss.ScalarQuantizer.QT_fp16
+    groups = faiss.IndexIVFScalarQuantizer(centroids, width, count, halves, faiss.METRIC_INNER_PRODUCT, False)
+    groups.is_trained = True
     pointer = faiss.swig_ptr
     numbers = np.arange(cells)
-    grouped.add_core(cells, pointer(means), pointer(numbers), pointer(group))
-    return grouped
+    groups.add_core(cells, pointer(means), pointer(numbers), pointer(group))
+    return groups
 
 
 def _blocks(vectors: Vectors, rows: Ints) -> Iterator[tuple[int, Floats]]:

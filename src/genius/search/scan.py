@@ -325,7 +325,7 @@ class ScanIndex:
             return None
 
 
-def _checked_efforts(efforts: object) -> dict[int, float]:
+def _checked_efforts(efforts: Any) -> dict[int, float]:
     """By query modality. Files of before have one number for all queries."""
     if not isinstance(efforts, dict):
         efforts = {UNKNOWN: efforts}
@@ -577,10 +577,11 @@ class _Filter:
 
     def _mask(self, modality: int | None = None) -> NDArray[np.bool_]:
         """(N,) rows that pass: of one modality; None: of all."""
-        passes = np.unpackbits(self.packed, count=len(self.collection)).view(np.bool_)
+        passes: NDArray[np.bool_] = np.unpackbits(self.packed, count=len(self.collection)).view(np.bool_)
         if modality is None or self.collection.modality is None:
             return passes
-        return passes & (self.collection.modality == modality)
+        passes &= self.collection.modality == modality
+        return passes
 
 
 class _Search:
