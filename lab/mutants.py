@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         "M21", "under a narrow filter not all that match are compared", "search/scan.py",
-        "if small is not None or len(passing) <= EXACT:", "if small is not None:",
+        "if passing <= EXACT or comparing_is_cheaper(", "if comparing_is_cheaper(",
         ("search/test_scan.py::test_a_narrow_filter_is_answered_exactly",),
     ),
     Mutant(

@@ -17,6 +17,7 @@ from search_reference import tiny_generator, tiny_quantizer
 from genius.errors import GeniusError
 from genius.model.query_bank import QueryBank
 from genius.search import CodeTrie, ScanCache, SearchEngine, SearchParams, flat, scan
+from genius.search.cells import Cells
 from genius.search.scan import ARRAYS, META, ScanIndex
 
 SIZES = (3, 16, 16, 16)
@@ -105,6 +106,7 @@ def test_codes_fitted_to_the_metric_of_queries_say_more(world: World) -> None:
 @pytest.mark.parametrize("share", [0.9, 0.3, 0.05, 0.001, 0.0])
 def test_filters_are_obeyed_and_fill_k(world: World, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "EXACT", 200)  # so that most filters really are scanned
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
     allowed = np.random.default_rng(1).random(ITEMS) < share
     assert recall(world.engine, world, 10, allowed=allowed) >= 0.98 if share else True
     found = world.engine.search(world.z, k=10, params=SCAN, target=world.target, allowed=allowed).rows
@@ -114,6 +116,7 @@ def test_filters_are_obeyed_and_fill_k(world: World, share: float, monkeypatch: 
 def test_a_filter_far_from_the_query_still_fills_k(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the items pass, and they lie in the cells that would be probed last."""
     monkeypatch.setattr(scan, "EXACT", 10)
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
     monkeypatch.setattr(scan, "SCANNED", 0)
     monkeypatch.setattr(scan, "PROBED", 4)
     near = world.vectors.float() @ world.z[0]
@@ -153,6 +156,52 @@ def test_a_comparison_in_blocks_is_one_without(world: World, monkeypatch: pytest
     np.testing.assert_allclose(scores, best.values, atol=1e-5, rtol=0)
     own = (world.z[:, None] * world.vectors[found].float()).sum(2)  # of the rows that it names
     np.testing.assert_allclose(own, scores, atol=1e-5, rtol=0)
+
+
+def test_a_filter_that_is_used_again_is_read_once_and_a_changed_one_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a caller changes the array that it gave before."""
+    monkeypatch.setattr(scan, "EXACT", 200)
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
+    monkeypatch.setattr(scan, "KEPT_FILTERS", 2)
+    engine = world.engine_of(slice(0, ITEMS))
+    engine.scan._index = world.engine.scan.prepare()
+    read: list[int] = []
+    selector = Cells.selector
+    monkeypatch.setattr(Cells, "selector", lambda own, mask: read.append(int(mask.sum())) or selector(own, mask))
+    target = torch.ones(90).long()
+
+    def found(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows = engine.search(world.z, k=10, params=SCAN, target=target, allowed=mask).rows
+        truth = engine.search(world.z, k=10, params=FLAT, target=target, allowed=mask).rows
+        shared = [len({*mine} & {*true}) / 10 for mine, true in zip(rows.tolist(), truth.tolist(), strict=True)]
+        assert mask[rows].all() and np.mean(shared) > 0.98
+        return rows
+
+    masks = [np.random.default_rng(seed).random(ITEMS) < 0.3 for seed in range(3)]
+    before = found(masks[0])
+    assert np.array_equal(found(masks[0].copy()), before) and len(read) == 1
+    masks[0][before[:, 0]] = False
+    assert not np.array_equal(found(masks[0]), before) and read[1] < read[0]
+    for mask in masks:
+        found(mask)
+    assert len(read) == 4 and len(engine.scan._filters) == 2
+
+
+def test_many_queries_of_one_filter_compare_where_one_scans(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each vector is read once for all of them. What they find is nearly the same."""
+    monkeypatch.setattr(scan, "EXACT", 10)
+    monkeypatch.setattr(scan, "REFINED", 20)
+    allowed = np.random.default_rng(4).random(ITEMS) < 0.12
+    target = torch.zeros(90).long()
+    together = world.engine.search(world.z, k=10, params=SCAN, target=target, allowed=allowed)
+    assert (together.considered == (allowed & (world.codes[:, 0] == 0)).sum()).all()
+    shared = []
+    for query in range(0, 90, 9):
+        own = slice(query, query + 1)
+        alone = world.engine.search(world.z[own], k=10, params=SCAN, target=target[own], allowed=allowed)
+        assert alone.considered[0] != together.considered[0]
+        shared.append(len({*alone.rows[0].tolist()} & {*together.rows[query].tolist()}) / 10)
+    assert np.mean(shared) >= 0.9
 
 
 def test_every_query_has_its_own_filter(world: World) -> None:
@@ -316,8 +365,51 @@ def test_queries_of_the_bank_that_lie_far_from_items_get_a_larger_effort(monkeyp
     efforts = []
     for known in (None, bank):
         engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(codes, SIZES), items, bank=known)
-        efforts.append(engine.scan.prepare().efforts[0])
+        efforts.append(engine.scan.prepare().efforts[0][scan.UNKNOWN])
     assert efforts[1] > efforts[0]
+
+
+def test_each_query_modality_has_an_effort_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images lie near items, texts far from all. A batch of both finds what each finds alone; a file keeps both efforts."""
+    monkeypatch.setattr(scan, "PROBED", 4)
+    monkeypatch.setattr(scan, "SCANNED", 100)
+    random = np.random.default_rng(3)
+    centres = random.standard_normal((100, WIDTH))
+    items = centres[random.integers(100, size=6_000)] + 0.1 * random.standard_normal((6_000, WIDTH))
+    items = (items / np.linalg.norm(items, axis=1, keepdims=True)).astype(np.float16)
+    queries = random.standard_normal((400, WIDTH)).astype(np.float32)
+    queries[:200] = items[:200] + 0.02 * random.standard_normal((200, WIDTH))
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    modality = np.repeat([0, 1], 200)
+    bank = QueryBank.of(queries, modality, np.zeros(400))
+    engine = SearchEngine(GENERATOR, QUANTIZER, CodeTrie.build(np.zeros((6_000, 4), np.int64), SIZES), items, bank=bank)
+    index = engine.scan.prepare()
+    assert index.efforts[0][0] < index.efforts[0][1] == index.efforts[0][scan.UNKNOWN]
+    target = np.zeros(400, np.int64)
+    together = engine.search(queries, k=10, params=SCAN, target=target, modality=modality)
+    unknown = engine.search(queries, k=10, params=SCAN, target=target)
+    for own, other in ((slice(0, 200), "fewer"), (slice(200, 400), "as many")):
+        alone = engine.search(queries[own], k=10, params=SCAN, target=target[own], modality=modality[own])
+        assert np.array_equal(alone.rows, together.rows[own])
+        assert np.array_equal(alone.considered, together.considered[own])
+        assert (alone.considered < unknown.considered[own]).all() == (other == "fewer")
+    index.save(tmp_path, "this")
+    loaded = ScanIndex.load(tmp_path, "this")
+    assert loaded is not None and loaded.efforts == index.efforts
+
+
+def test_a_file_with_one_effort_for_all_queries_keeps_it(world: World, tmp_path: Path) -> None:
+    """As files were written before each query modality had its own."""
+    world.engine.scan.prepare().save(tmp_path, "this")
+    meta = json.loads((tmp_path / META).read_text())
+    meta["efforts"] = dict.fromkeys(meta["efforts"], 3.0)
+    (tmp_path / META).write_text(json.dumps(meta))
+    loaded = ScanIndex.load(tmp_path, "this")
+    assert loaded is not None and loaded.efforts == {0: {scan.UNKNOWN: 3.0}, 1: {scan.UNKNOWN: 3.0}}
+    for wrong in (5.0, {"0": 1.0}, {"-1": -1.0}, {"x": 1.0}, None):
+        meta["efforts"] = dict.fromkeys(meta["efforts"], wrong)
+        (tmp_path / META).write_text(json.dumps(meta))
+        assert ScanIndex.load(tmp_path, "this") is None
 
 
 def test_the_effort_is_chosen_by_queries_that_codes_do_not_follow(world: World) -> None:
@@ -326,9 +418,9 @@ def test_the_effort_is_chosen_by_queries_that_codes_do_not_follow(world: World) 
     modality[:10] = 2
     bank = QueryBank(world.bank.z, modality, np.where(np.arange(4000) < 1500, 1, 0))
     followed, judges = scan._queries_of(bank, 1, WIDTH)
-    assert [len(own) for own in judges] == [scan.CALIBRATION_QUERIES, scan.CALIBRATION_QUERIES]
+    assert {one: len(own) for one, own in judges.items()} == {0: scan.CALIBRATION_QUERIES, 1: scan.CALIBRATION_QUERIES}
     assert len(followed) == 1500 - 2 * scan.CALIBRATION_QUERIES
-    together = np.concatenate([followed, *judges])
+    together = np.concatenate([followed, *judges.values()])
     assert np.array_equal(np.unique(together, axis=0), np.unique(bank.z[:1500], axis=0))
     again, _ = scan._queries_of(bank, 1, WIDTH)
     assert np.array_equal(again, followed)  # additions are coded by the same queries
@@ -393,6 +485,51 @@ def test_scores_by_codes_approximate_similarities() -> None:
     scores, rows = cells.search(queries, 100, cells.count)
     similarities = np.take_along_axis(queries @ vectors.T, rows, axis=1)
     assert np.abs(scores - similarities).mean() < 0.03  # similarities of 0.38 on the mean
+
+
+def test_cells_are_chosen_in_groups_as_by_a_product_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly the same cells for queries that see some directions only, and where all groups are ranked the same. Few cells are
+    ranked at once."""
+    from genius.search import cells as module
+    from genius.search.vectors import StoredVectors
+
+    random = np.random.default_rng(9)
+    scale = 1 / (1 + np.arange(32))
+    vectors = random.normal(size=(30_000, 32)).astype(np.float32) * np.sqrt(scale).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = (random.normal(size=(40, 32)) * scale).astype(np.float32)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    monkeypatch.setattr(module, "FEWEST_RANKED", 160)
+    built = Cells.build(StoredVectors([vectors]), np.arange(30_000), queries.T @ queries / len(queries))
+    assert built.count == 640 and built.groups.ntotal == 640
+    exact_scores, exact = built._best_cells(queries, 20)  # a batch: by a product
+    assert np.allclose(exact_scores, np.take_along_axis(queries @ built.means.T, exact, 1), atol=1e-6)
+    monkeypatch.setattr(module, "HOST", None)  # no product from here on
+    monkeypatch.setattr(module, "BATCH", 100)
+    scores, chosen = built._best_cells(queries, 20)
+    assert np.allclose(scores, np.take_along_axis(queries @ built.means.T, chosen, 1), atol=2e-3)
+    assert np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(chosen.tolist(), exact.tolist(), strict=True)]) > 0.95
+    monkeypatch.setattr(module, "FEWEST_RANKED", 640)
+    monkeypatch.setattr(module, "RANKED_SHARE", 1.0)
+    built._probed_groups.clear()
+    all_ranked = built._best_cells(queries, 20)[1]
+    assert np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(all_ranked.tolist(), exact.tolist(), strict=True)]) > 0.99
+
+
+def test_a_scan_goes_on_where_the_groups_have_fewer_cells_than_it_would_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genius.search import cells as module
+    from genius.search.vectors import StoredVectors
+
+    vectors = np.random.default_rng(2).normal(size=(30_000, 32)).astype(np.float32)
+    monkeypatch.setattr(module, "FEWEST_RANKED", 1)
+    monkeypatch.setattr(module, "RANKED", 0.01)
+    built = Cells.build(StoredVectors([vectors]), np.arange(30_000), None)
+    numbers = built._best_cells(vectors[:1], 60)[1][0]
+    known = numbers[numbers >= 0]
+    assert 0 < len(known) < 60
+    sizes = built.arrays()["sizes"]
+    rows = built.search(vectors[:1], 3_000, 60)[1][0]
+    assert (rows >= 0).sum() == sizes[known].sum()
 
 
 def test_codes_follow_the_queries_nearest_to_an_item() -> None:

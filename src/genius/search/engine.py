@@ -276,7 +276,8 @@ class SearchEngine:
             dense: (Q, D) compared with stored vectors; default z.
             target: (Q,) given modality, -1 unknown; default unknown.
             allowed: (N,) or (Q, N) bool over item rows; default all.
-            modality: (Q,) what each query consists of, -1 unknown; the item bias depends on it. Default unknown.
+            modality: (Q,) what each query consists of, -1 unknown; the item bias and the effort of a scan depend on it. Default
+                unknown.
 
         Raises:
             GeniusError: If a query is not finite or of the wrong width, k is below 1, a filter has the wrong length, or the
@@ -428,12 +429,10 @@ class SearchEngine:
             raise GeniusError(f"{len(compared)} dense vectors for {len(z)} queries")
         known = self._target(target, len(z))
         visible = self._allowed(allowed, len(z))
-        bias = None
-        if modality is not None:
-            bias = self.bias_for(params or SearchParams())
-        if bias is None:
+        if modality is None:
             return QueryBatch(z, compared, known, None, visible)
-        return QueryBatch(z, compared, known, None, visible, as_numpy(modality).astype(np.int64), bias)
+        of_queries = _modalities("modality", modality, len(z), MODALITIES)
+        return QueryBatch(z, compared, known, None, visible, of_queries, self.bias_for(params or SearchParams()))
 
     def _vectors(self, vectors: Any, name: str) -> Floats:
         shape = getattr(vectors, "shape", None)
@@ -447,13 +446,7 @@ class SearchEngine:
     def _target(self, target: Any, queries: int) -> Ints:
         if target is None or not self.collection.labelled:
             return np.full(queries, -1, np.int64)
-        known = as_numpy(target).astype(np.int64)
-        size = self.collection.level_sizes[0]
-        if known.shape != (queries,):
-            raise GeniusError(f"target must be ({queries},), one per query, got {known.shape}")
-        if queries and (int(known.min()) < -1 or int(known.max()) >= size):
-            raise GeniusError(f"target codes must be -1..{size - 1}, got {int(known.min())}..{int(known.max())}")
-        return known
+        return _modalities("target", target, queries, self.collection.level_sizes[0])
 
     def _allowed(self, allowed: Any, queries: int) -> NDArray[np.bool_] | None:
         if allowed is None:
@@ -511,6 +504,16 @@ class SearchEngine:
             first=first,
             rejected=rejected,
         )
+
+
+def _modalities(name: str, given: Any, queries: int, count: int) -> Ints:
+    """(Q,) one per query, -1 unknown."""
+    known = as_numpy(given).astype(np.int64)
+    if known.shape != (queries,):
+        raise GeniusError(f"{name} must be ({queries},), one per query, got {known.shape}")
+    if queries and (int(known.min()) < -1 or int(known.max()) >= count):
+        raise GeniusError(f"{name} codes must be -1..{count - 1}, got {int(known.min())}..{int(known.max())}")
+    return known
 
 
 def _loaded(part: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from genius.search.collection import Collection
 from genius.search.flat import compare_all
 from genius.search.params import SearchParams
 from genius.search.rerank import BUILT_IN
-from genius.search.types import Candidates, QueryBatch
+from genius.search.types import MODALITIES, Candidates, QueryBatch
 from genius.search.vectors import Vectors
 
 if TYPE_CHECKING:  # Faiss takes its time to import, and small collections never need it
@@ -51,10 +51,15 @@ CALIBRATION_RECALL_OF_QUERIES = 0.995  # of the ten nearest items of queries: of
 FEWEST_QUERIES = 30  # of one modality that say something about others
 CALIBRATION_EFFORTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)  # factors on the budgets below that are tried, in this order
 CALIBRATION_SEED = 2
+UNKNOWN = -1  # modality of a query
 TIE = 1e-5  # of similarities
 
 # -- how it is searched ----------------------------------------------------------------------------------------------
-EXACT = 20_000  # rows that a filter lets through up to which all are compared
+KEPT_FILTERS = 8  # masks of the last searches, of which is known what they let through: an eighth of a byte per item each
+EXACT = 2_000  # rows that a filter lets through up to which all are compared, whatever a scan would cost
+FILTERED = 0.35  # power of 1 / (share of items that a filter lets through) by which more cells are scanned
+READ = 6.0  # inner products in the time in which a vector is read
+LOOKED_UP = 0.2  # likewise, in which an item is scored by its codes under a filter
 FEWEST_ITEMS = 80_000  # of a collection from which a scan pays: below, all vectors are compared in milliseconds, and exactly
 START_MS = {"cpu": 0.15, "cuda": 0.01}  # of a query, roughly
 SCANNED = 20_000  # codes that are scanned for ten hits
@@ -107,35 +112,50 @@ def probe_budget(k: int, cells: int, items: int, effort: float = 1.0) -> int:
     return min(cells, max(1, int(effort * for_ten * (max(k, 10) / 10) ** 0.3)))
 
 
-def calibrated_effort(cells: Cells, vectors: Vectors, rows: Ints, judges: Sequence[Floats]) -> float | None:
-    """Factor on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
+def comparing_is_cheaper(passing: int, scanned: int, count: int, queries: int) -> bool:
+    """Whether all rows that a filter lets through are compared sooner than codes are scanned and the best rows compared.
+
+    Args:
+        passing: Rows that pass.
+        scanned: Items whose codes a query would scan.
+        count: Candidates per query.
+        queries: That share the filter: each of `passing` is read once for all of them.
+    """
+    return passing * (READ + queries) <= queries * (scanned * LOOKED_UP + count * (READ + 1))
+
+
+def calibrated_efforts(cells: Cells, vectors: Vectors, rows: Ints, judges: Mapping[int, Floats]) -> dict[int, float] | None:
+    """Factors on the budgets of a search with which items find their ten nearest others, and queries their ten nearest items.
 
     The budgets suit vectors whose neighbourhoods the cells follow. Where they do not (many small clusters, hardly any
-    structure, queries far from all items), more cells are scanned and more vectors compared.
+    structure, queries far from all items), more cells are scanned and more vectors compared. Texts lie farther from images than
+    images do: each query modality has a factor of its own.
 
     Args:
         cells: Of `rows`.
         vectors: By row.
         rows: (n,) of one modality.
-        judges: (m, D) held-out queries of each modality: texts lie farther from images than images do, and none may be left
-            behind.
+        judges: (m, D) held-out queries by query modality.
 
     Returns:
-        The least of `CALIBRATION_EFFORTS` that is enough; the largest where it is enough for items and not for queries; None:
-        it is not even enough for items.
+        By query modality the least of `CALIBRATION_EFFORTS` that is enough for items and for its queries (the largest where it is
+        enough for items alone); at `UNKNOWN` the largest of all, for other queries. None: none is enough for items.
     """
     random = np.random.default_rng(CALIBRATION_SEED)
     chosen = random.choice(rows, min(CALIBRATION_QUERIES, len(rows)), replace=False)
     of_items = _Calibration(vectors, rows, vectors.arrays.host(vectors.take(chosen)), chosen)
-    of_queries = [_Calibration(vectors, rows, own, np.full(len(own), -1)) for own in judges]
-    enough = None
-    for effort in CALIBRATION_EFFORTS:
-        if enough is None and of_items.recall(cells, effort) < CALIBRATION_RECALL:
-            continue
-        enough = effort
-        if all(own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES for own in of_queries):
-            return effort
-    return enough
+    enough = (effort for effort in CALIBRATION_EFFORTS if of_items.recall(cells, effort) >= CALIBRATION_RECALL)
+    least = next(enough, None)
+    if least is None:
+        return None
+    tried = [effort for effort in CALIBRATION_EFFORTS if effort >= least]
+    efforts = {UNKNOWN: least}
+    for modality, queries in judges.items():
+        own = _Calibration(vectors, rows, queries, np.full(len(queries), -1))
+        found = (effort for effort in tried if own.recall(cells, effort) >= CALIBRATION_RECALL_OF_QUERIES)
+        efforts[modality] = next(found, tried[-1])
+    efforts[UNKNOWN] = max(efforts.values())
+    return efforts
 
 
 class _Calibration:
@@ -174,14 +194,15 @@ class ScanIndex:
 
     Args:
         cells: By modality.
-        efforts: By modality of `cells`: factor on the budgets of a search with which its items find each other.
+        efforts: By modality of `cells`, and there by the modality of queries or `UNKNOWN`: factor on the budgets of a search
+            (`calibrated_efforts`).
         few: Rows by modality of those that have too few items for cells, or whose items the codes describe too badly. All of
             them are compared.
         rows: Rows of the collection, dead or alive, that are covered.
     """
 
     cells: dict[int, Cells]
-    efforts: dict[int, float]
+    efforts: dict[int, dict[int, float]]
     few: dict[int, Ints]
     rows: int
 
@@ -199,7 +220,7 @@ class ScanIndex:
         if vectors is None:
             raise GeniusError("a scan is built from vectors: this collection stores none")
         cells: dict[int, Cells] = {}
-        efforts: dict[int, float] = {}
+        efforts: dict[int, dict[int, float]] = {}
         few: dict[int, Ints] = {}
         for modality, rows in _rows_by_modality(collection, 0):
             if len(rows) < FEWEST:
@@ -210,12 +231,12 @@ class ScanIndex:
                 metric = bank.metric(modality)
             followed, judges = _queries_of(bank, modality, vectors.width)
             own = Cells.build(vectors, rows, metric, followed)
-            effort = calibrated_effort(own, vectors, rows, judges)
-            if effort is None:
+            enough = calibrated_efforts(own, vectors, rows, judges)
+            if enough is None:
                 few[modality] = rows
                 continue
             cells[modality] = own
-            efforts[modality] = effort
+            efforts[modality] = enough
         return cls(cells, efforts, few, len(collection))
 
     def extended(self, collection: Collection, bank: Queries | None = None) -> ScanIndex | None:
@@ -268,7 +289,7 @@ class ScanIndex:
             "identity": identity,
             "rows": self.rows,
             "fitted": {str(modality): own.fitted for modality, own in self.cells.items()},
-            "efforts": {str(modality): effort for modality, effort in self.efforts.items()},
+            "efforts": {str(modality): own for modality, own in self.efforts.items()},
             "sha256": _sha256(folder / ARRAYS),
         }
         write_whole(folder / META, lambda path: path.write_text(json.dumps(meta) + "\n", encoding="utf-8"))
@@ -290,7 +311,7 @@ class ScanIndex:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             rows = int(meta["rows"])
             cells: dict[int, Cells] = {}
-            efforts: dict[int, float] = {}
+            efforts: dict[int, dict[int, float]] = {}
             few: dict[int, Ints] = {}
             for modality in range(3):
                 own = {name[2:]: array for name, array in arrays.items() if name.startswith(f"{modality}.")}
@@ -298,16 +319,20 @@ class ScanIndex:
                     few[modality] = _checked_rows(own["few"], rows)
                 elif own:
                     cells[modality] = Cells(_checked(own, rows), int(meta["fitted"][str(modality)]))
-                    efforts[modality] = _checked_effort(meta["efforts"][str(modality)])
+                    efforts[modality] = _checked_efforts(meta["efforts"][str(modality)])
             return cls(cells, efforts, few, rows)
         except (OSError, MemoryError, ValueError, KeyError, TypeError, SafetensorError):  # GeniusError is a ValueError
             return None
 
 
-def _checked_effort(effort: object) -> float:
-    if effort not in CALIBRATION_EFFORTS:
-        raise GeniusError(f"unknown effort: {effort!r}")
-    return float(str(effort))
+def _checked_efforts(efforts: Any) -> dict[int, float]:
+    """By query modality. Files of before have one number for all queries."""
+    if not isinstance(efforts, dict):
+        efforts = {UNKNOWN: efforts}
+    known = {int(modality): effort for modality, effort in efforts.items()}
+    if UNKNOWN not in known or any(effort not in CALIBRATION_EFFORTS for effort in known.values()):
+        raise GeniusError(f"unknown efforts: {efforts!r}")
+    return {modality: float(effort) for modality, effort in known.items()}
 
 
 def _checked_rows(rows: NDArray[Any], total: int) -> Ints:
@@ -345,22 +370,22 @@ def _checked(arrays: dict[str, NDArray[Any]], total: int) -> dict[str, NDArray[A
     return arrays
 
 
-def _queries_of(bank: Queries | None, modality: int, width: int) -> tuple[Floats, list[Floats]]:
-    """Queries of a bank that want a modality: (m, D) that codes follow, and held-out ones of each query modality.
+def _queries_of(bank: Queries | None, modality: int, width: int) -> tuple[Floats, dict[int, Floats]]:
+    """Queries of a bank that want a modality: (m, D) that codes follow, and held-out ones by query modality.
 
     Codes that follow a query find its neighbours better than those of others: the effort is chosen by queries that they do not
     follow.
     """
-    judges: list[Floats] = []
+    judges: dict[int, Floats] = {}
     if bank is None:
         return np.empty((0, width), np.float32), judges
     random = np.random.default_rng(CALIBRATION_SEED)
     followed = bank.target == modality
-    for one in np.unique(bank.modality[followed]):
+    for one in np.unique(bank.modality[followed]).tolist():
         own = random.permutation(np.flatnonzero(followed & (bank.modality == one)))
         held_out = own[: min(CALIBRATION_QUERIES, len(own) // 2)]
         if len(held_out) >= FEWEST_QUERIES:
-            judges.append(bank.z[held_out])
+            judges[one] = bank.z[held_out]
             followed[held_out] = False
     return bank.z[followed], judges
 
@@ -427,6 +452,7 @@ class Scan:
         self._index: ScanIndex | None = None
         self._lock = threading.Lock()
         self._living: _Filter | None = None
+        self._filters: list[_Filter] = []  # the last ones
         self._moved: dict[int, TensorCells] | None = None
 
     def changed(self, collection: Collection) -> Scan:
@@ -478,13 +504,7 @@ class Scan:
     def run(self, batch: QueryBatch, k: int, params: SearchParams) -> Candidates:
         """The best rows by codes, less their item bias; more than k of them for a re-ranker to choose from."""
         index = self.prepare()
-        effort = max(params.rerank, 1) / EFFORT
-        count = refine_budget(k, effort * max(index.efforts.values(), default=1.0))
-        if params.reranker == "none" and batch.item_bias is None:
-            count = k
-        if params.reranker not in BUILT_IN:
-            count = max(count, params.rerank)
-        search = _Search(self.collection, index, self._searched(index), k, count, effort)
+        search = _Search(self.collection, index, self._searched(index), k, params)
         if batch.allowed is None or batch.allowed.ndim == 1:
             return search.run(batch, self._filter(batch.allowed))
         parts = []
@@ -506,38 +526,62 @@ class Scan:
             return self._moved
 
     def _filter(self, mask: NDArray[np.bool_] | None) -> _Filter | None:
-        """Rows that may be found; None: all."""
+        """Rows that may be found; None: all. What a mask that was given before lets through is still known."""
         if mask is None:
             return None
-        if mask is not self.collection.alive:
-            return _Filter(mask)
-        if self._living is None:
-            self._living = _Filter(mask)
-        return self._living
+        if mask is self.collection.alive:
+            if self._living is None:
+                self._living = _Filter(np.packbits(mask), self.collection)
+            return self._living
+        packed = np.packbits(mask)
+        for known in self._filters:
+            if np.array_equal(known.packed, packed):
+                return known
+        made = _Filter(packed, self.collection)
+        self._filters = [made, *self._filters[: KEPT_FILTERS - 1]]
+        return made
 
 
 class _Filter:
-    """A mask over rows, as cells read it, and which rows of each modality it lets through."""
+    """A mask over the rows of a collection, and what it lets through. It keeps no array of a caller, who may change it.
 
-    def __init__(self, mask: NDArray[np.bool_]) -> None:
-        self.mask = mask
+    Args:
+        packed: (N / 8,) uint8, the mask (`numpy.packbits`).
+        collection: Of the rows.
+    """
+
+    def __init__(self, packed: NDArray[np.uint8], collection: Collection) -> None:
+        self.packed = packed
+        self.collection = collection
         self._selector: Any = None
+        self._passing: dict[int, int] = {}
         self._rows: dict[int, Ints] = {}
 
     def selector(self, cells: SearchedCells) -> Any:
         """The mask as these cells, and all others of a scan, read it."""
         if self._selector is None:
-            self._selector = cells.selector(self.mask)
+            self._selector = cells.selector(self._mask())
         return self._selector
 
-    def rows(self, modality: int, collection: Collection) -> Ints:
+    def passing(self, modality: int) -> int:
+        """How many rows of a modality pass."""
+        if modality not in self._passing:
+            self._passing[modality] = int(np.count_nonzero(self._mask(modality)))
+        return self._passing[modality]
+
+    def rows(self, modality: int) -> Ints:
         """Rows of a modality that pass."""
         if modality not in self._rows:
-            passing = self.mask
-            if collection.modality is not None:
-                passing = passing & (collection.modality == modality)
-            self._rows[modality] = np.flatnonzero(passing)
+            self._rows[modality] = np.flatnonzero(self._mask(modality))
         return self._rows[modality]
+
+    def _mask(self, modality: int | None = None) -> NDArray[np.bool_]:
+        """(N,) rows that pass: of one modality; None: of all."""
+        passes: NDArray[np.bool_] = np.unpackbits(self.packed, count=len(self.collection)).view(np.bool_)
+        if modality is None or self.collection.modality is None:
+            return passes
+        passes &= self.collection.modality == modality
+        return passes
 
 
 class _Search:
@@ -548,8 +592,7 @@ class _Search:
         index: Its codes.
         cells: Of the index, where they are searched.
         k: Hits per query.
-        count: Candidates per query.
-        effort: Factor on the cells that are scanned.
+        params: Settings of the search.
     """
 
     def __init__(
@@ -558,32 +601,33 @@ class _Search:
         index: ScanIndex,
         cells: Mapping[int, SearchedCells],
         k: int,
-        count: int,
-        effort: float,
+        params: SearchParams,
     ) -> None:
         self.collection = collection
         self.index = index
         self.cells = cells
         self.k = k
-        self.count = count
-        self.effort = effort
+        self.params = params
 
     def run(self, batch: QueryBatch, allowed: _Filter | None) -> Candidates:
         """Candidates of queries that share a filter, in the modalities that each of them wants."""
-        if self.collection.modality is None:
-            return self._of_modality(batch, 0, allowed)
-        targets = set(batch.target.tolist())
-        if len(targets) == 1:
-            return self._of_target(batch, targets.pop(), allowed)
+        groups = batch.target
+        if batch.modality is not None:
+            groups = groups * (MODALITIES + 1) + batch.modality  # the modality of a query says how much effort it takes
+        different = set(groups.tolist())
+        if len(different) == 1:
+            return self._of_target(batch, int(batch.target[0]), allowed)
         parts = []
-        for target in targets:
-            queries = np.flatnonzero(batch.target == target)
-            parts.append((queries, self._of_target(batch.select(queries), target, allowed)))
+        for group in different:
+            queries = np.flatnonzero(groups == group)
+            parts.append((queries, self._of_target(batch.select(queries), int(batch.target[queries[0]]), allowed)))
         return Candidates.scattered(len(batch), parts)
 
     def _of_target(self, batch: QueryBatch, target: int, allowed: _Filter | None) -> Candidates:
-        """Candidates of queries that want the same modality. Where they do not say which (-1), the likeliest is searched first,
-        and others while they can still hold one of the k best."""
+        """Candidates of queries of one modality that want the same modality. Where they do not say which (-1), the likeliest is
+        searched first, and others while they can still hold one of the k best."""
+        if self.collection.modality is None:
+            return self._of_modality(batch, 0, allowed)
         if target >= 0:
             return self._of_modality(batch, target, allowed)
         found = Candidates.empty(len(batch))
@@ -614,35 +658,60 @@ class _Search:
 
     def _of_modality(self, batch: QueryBatch, modality: int, allowed: _Filter | None) -> Candidates:
         """Candidates of one modality: where items have a bias, the best of more rows by what it leaves of their scores."""
-        count = self.count
+        effort = self._effort(batch, modality)
+        wanted = self._candidates(batch, effort)
+        count = wanted
         if batch.item_bias is not None:
             count *= BIASED
-        rows = self._few_rows(modality, allowed)
-        if rows is not None:
+        if modality in self.index.few:
+            rows = self.index.few[modality]
+            if allowed is not None:
+                rows = allowed.rows(modality)
             found = self._compared(batch, rows, count)
         elif modality in self.cells:
-            found = self._scanned(batch, modality, allowed, count)
+            found = self._scanned(batch, modality, allowed, count, effort)
         else:
             return Candidates.empty(len(batch))
         bias = batch.bias(found.rows)
         if bias is None:
             return found
-        scores, best = HOST.top_k(found.scores - bias, self.count)
+        scores, best = HOST.top_k(found.scores - bias, wanted)
         return Candidates(np.take_along_axis(found.rows, best, 1), scores, found.considered)
 
-    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None, count: int) -> Candidates:
-        """The best `count` rows by codes."""
+    def _effort(self, batch: QueryBatch, modality: int) -> float:
+        """Factor on the budgets of queries of one modality among the items of a modality."""
+        effort = max(self.params.rerank, 1) / EFFORT
+        known = self.index.efforts.get(modality)
+        if known is None:
+            return effort
+        of_queries = UNKNOWN
+        if batch.modality is not None:
+            of_queries = int(batch.modality[0])
+        return effort * known.get(of_queries, known[UNKNOWN])
+
+    def _candidates(self, batch: QueryBatch, effort: float) -> int:
+        """Candidates per query."""
+        if self.params.reranker == "none" and batch.item_bias is None:
+            return self.k
+        count = refine_budget(self.k, effort)
+        if self.params.reranker not in BUILT_IN:
+            return max(count, self.params.rerank)
+        return count
+
+    def _scanned(self, batch: QueryBatch, modality: int, allowed: _Filter | None, count: int, effort: float) -> Candidates:
+        """The best `count` rows by codes; by their vectors, where a filter lets so few through that this is cheaper."""
         cells = self.cells[modality]
         items = len(cells)
-        probes = probe_budget(self.k, cells.count, items, self.effort * self.index.efforts[modality])
+        probes = probe_budget(self.k, cells.count, items, effort)
         passing = items
         selector = None
         if allowed is not None:
+            passing = allowed.passing(modality)
+            share = min(1.0, max(passing, 1) / items)
+            probes = min(cells.count, int(probes * share**-FILTERED))
+            if passing <= EXACT or comparing_is_cheaper(passing, probes * items // cells.count, count, len(batch)):
+                return self._compared(batch, allowed.rows(modality), count)
             selector = allowed.selector(cells)
-            passing = len(allowed.rows(modality, self.collection))
-            share = passing / max(items, 1)
-            if share < 1:
-                probes = min(cells.count, int(probes / share) + 1)
         count = min(count, passing)
         scores, rows = cells.search(batch.dense, count, probes, selector)
         considered = np.full(len(batch), items * probes // cells.count)
@@ -653,16 +722,6 @@ class _Search:
                 considered[short] = items
             scores[rows < 0] = -np.inf
         return Candidates(rows, scores, considered)
-
-    def _few_rows(self, modality: int, allowed: _Filter | None) -> Ints | None:
-        """All rows of a modality that may be found, where they are few enough to compare; None: more."""
-        small = self.index.few.get(modality)
-        if allowed is None:
-            return small
-        passing = allowed.rows(modality, self.collection)
-        if small is not None or len(passing) <= EXACT:
-            return passing
-        return None
 
     def _compared(self, batch: QueryBatch, rows: Ints, count: int) -> Candidates:
         """The best `count` of all `rows`, by their vectors."""
