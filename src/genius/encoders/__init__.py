@@ -1,6 +1,6 @@
 """Encoders: one protocol (`base`), one file per family, and here the registry: `load_encoder` takes a URI.
 
-    PATH, local-dir:PATH          a folder of this project, of a `transformers` or `sentence-transformers` model, or of open_clip
+    PATH, local-dir:PATH          a folder of this project, or of a `transformers` or `sentence-transformers` model
     hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
     bundled:NAME                  a model that ships with this package
     uniir:PATH                    UniIR's CLIP-SF checkpoint (`clip_sf_large.pth`)
@@ -35,7 +35,6 @@ FAMILIES: dict[str, str] = {
     "clip": "genius.encoders.transformers_dual:ClipEncoder",
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
     "siglip2": "genius.encoders.transformers_dual:Siglip2Encoder",
-    "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
     "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
     "object": "genius.encoders.objects:SavedObject",
     "towers": "genius.encoders.towers:TowersEncoder",
@@ -65,7 +64,6 @@ TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip", "sigli
 TEXT_ONLY = frozenset(
     ("bert", "roberta", "distilbert", "mpnet", "xlm-roberta", "modernbert", "t5", "gpt2", "llama", "qwen2", "qwen3", "mistral")
 )
-OPEN_CLIP = "open_clip_config.json"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json", "*/*.safetensors", "*/*.onnx"]
 """Files that are downloaded from a hub: never pickles."""
@@ -134,7 +132,7 @@ def _load(uri: str | Path) -> Encoder:
 
 
 def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
-    """Family and settings of a folder, from `encoder.json`, a transformers `config.json` or an open_clip config.
+    """Family and settings of a folder, from `encoder.json` or a transformers `config.json`.
 
     Raises:
         GeniusError: If the folder holds no encoder, or one of an unknown family.
@@ -146,11 +144,9 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
         return family, own
     foreign = _read_json(directory / "config.json")
-    model_type = (foreign or {}).get("model_type")
-    if model_type not in TRANSFORMERS_TYPES and (directory / OPEN_CLIP).is_file():
-        return "open-clip", {}
     if foreign is None:
-        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json nor {OPEN_CLIP}")
+        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json")
+    model_type = foreign.get("model_type")
     if model_type in TEXT_ONLY:
         raise GeniusError(
             f"{directory} holds a {model_type!r}, which reads texts only: choose an encoder with an image tower, such as a CLIP"
