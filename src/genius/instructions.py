@@ -93,6 +93,7 @@ LEXICON: Mapping[WordClass, tuple[str, ...]] = {
         "tweaked amend amended update updated replace replaced swap swapped instructions instruction"
     ),
 }
+CLASS_OF_WORD = {word: name for name, own in LEXICON.items() for word in own}
 FUNCTION_WORDS = frozenset(
     _words(
         "a an the this these that those my your his her its their our it they them he she some any another which "
@@ -186,19 +187,13 @@ def all_content(words: Sequence[str]) -> list[WordClass]:
     return [WordClass.CONTENT] * len(words)
 
 
-def read_instruction(
-    text: str,
-    query: Modality,
-    classify: Classify = all_content,
-    lexicon: Mapping[WordClass, Sequence[str]] = LEXICON,
-) -> Instruction:
+def read_instruction(text: str, query: Modality, classify: Classify = all_content) -> Instruction:
     """What an instruction asks for.
 
     Args:
         text: The instruction.
         query: What the query consists of: an instruction may refer to its image or its text.
         classify: Classes of words that are not in the lexicon.
-        lexicon: Words of each class.
 
     Examples:
         >>> read_instruction("Which photos show the same shoe in red?", Modality.IMAGE)
@@ -209,24 +204,23 @@ def read_instruction(
     lowered = text.lower()
     for phrase, plainer in PHRASES:
         lowered = phrase.sub(plainer, lowered)
-    known = {word: name for name, own in lexicon.items() for word in own}
-    whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0], known), lowered)
+    whole = re.sub(r"\w+(?:-\w+)+", lambda match: _whole(match[0]), lowered)
     words = re.findall(r"[^\W\d_]+|[.,;:?!]", whole)
-    classes = _classes(words, known, classify)
+    classes = _classes(words, classify)
     nouns = [noun for noun in _nouns(words, classes, query) if not _excluded(words, noun.place)]
     target = _target(words, classes, nouns, query)
     return Instruction(target, _content(text, classes, words))
 
 
-def _whole(word: str, known: Mapping[str, WordClass]) -> str:
+def _whole(word: str) -> str:
     """A word with hyphens in one piece, if that is a known word: *write-up*."""
     joined = word.replace("-", "")
-    if any(form in known for form in _forms(joined)):
+    if any(form in CLASS_OF_WORD for form in _forms(joined)):
         return joined
     return word
 
 
-def _classes(words: Sequence[str], known: Mapping[str, WordClass], classify: Classify) -> list[WordClass | None]:
+def _classes(words: Sequence[str], classify: Classify) -> list[WordClass | None]:
     """The class of each word; None: a function word or a sign."""
     out: list[WordClass | None] = []
     unknown = []
@@ -234,7 +228,7 @@ def _classes(words: Sequence[str], known: Mapping[str, WordClass], classify: Cla
         if not word.isalpha():
             out.append(None)
             continue
-        found = next((known[form] for form in _forms(word) if form in known), None)
+        found = next((CLASS_OF_WORD[form] for form in _forms(word) if form in CLASS_OF_WORD), None)
         out.append(found)
         if found is None and word not in FUNCTION_WORDS:
             unknown.append(place)
@@ -410,13 +404,11 @@ class WordClasses:
 
     Args:
         encode: Texts -> (n, D) vectors, an array or a tensor.
-        lexicon: Words of each class.
     """
 
-    def __init__(self, encode: Callable[[Sequence[str]], Any], lexicon: Mapping[WordClass, Sequence[str]] = LEXICON) -> None:
+    def __init__(self, encode: Callable[[Sequence[str]], Any]) -> None:
         self._encode = encode
-        self._examples = [(word, name) for name, own in lexicon.items() for word in own]
-        self._examples += [(word, WordClass.CONTENT) for word in CONTENT_WORDS]
+        self._examples = [*CLASS_OF_WORD.items(), *((word, WordClass.CONTENT) for word in CONTENT_WORDS)]
         self._vectors: NDArray[np.float32] | None = None  # encoded when the first unknown word comes
 
     def __call__(self, words: Sequence[str]) -> list[WordClass]:
@@ -452,7 +444,6 @@ class KnownInstructions:
 
     Args:
         wordings: Direction -> its wordings. The first takes the place of wordings that are not known.
-        lexicon: Words of each class.
 
     Examples:
         >>> from genius.types import TEMPLATES
@@ -461,10 +452,9 @@ class KnownInstructions:
         'Find an image that matches the description.'
     """
 
-    def __init__(self, wordings: Mapping[Direction, Iterable[str]], lexicon: Mapping[WordClass, Sequence[str]] = LEXICON) -> None:
+    def __init__(self, wordings: Mapping[Direction, Iterable[str]]) -> None:
         self.wordings = {direction: tuple(own) for direction, own in wordings.items() if own}
         self._known = {(query, _normalized(text)) for (query, _), own in self.wordings.items() for text in own}
-        self._lexicon = lexicon
         self._classes: Classify = all_content
         self._read = lru_cache(CACHED)(self._read_again)
 
@@ -479,7 +469,7 @@ class KnownInstructions:
         Args:
             encode_texts: Of the model's encoder. It reads some 400 words when the first unknown word comes.
         """
-        self._classes = WordClasses(encode_texts, self._lexicon)
+        self._classes = WordClasses(encode_texts)
         self._read.cache_clear()
 
     def in_own_words(self, query: Query) -> Query:
@@ -522,7 +512,7 @@ class KnownInstructions:
         return None
 
     def _read_again(self, text: str, query: Modality) -> Instruction:
-        return read_instruction(text, query, self._classes, self._lexicon)
+        return read_instruction(text, query, self._classes)
 
     # -- files -------------------------------------------------------------------------------------------------
 
