@@ -34,7 +34,6 @@ FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
     "clip": "genius.encoders.transformers_dual:ClipEncoder",
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
-    "siglip2": "genius.encoders.transformers_dual:Siglip2Encoder",
     "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
     "object": "genius.encoders.objects:SavedObject",
     "towers": "genius.encoders.towers:TowersEncoder",
@@ -57,8 +56,8 @@ def register(family: str, place: str) -> None:
     FAMILIES[family] = place
 
 
-# `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex)
-TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip", "siglip2": "siglip2"}
+# `model_type` of a transformers config, which is the name of our family (fixed-size SigLIP 2 says "siglip"; NaFlex is not read)
+TRANSFORMERS_TYPES = ("clip", "siglip")
 
 # text-only models, refused with a hint
 TEXT_ONLY = frozenset(
@@ -156,7 +155,7 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             f"{directory} holds a {model_type or 'model of unknown type'!r}, not an encoder this version reads "
             f"({', '.join(TRANSFORMERS_TYPES)})"
         )
-    return TRANSFORMERS_TYPES[model_type], {}
+    return model_type, {}
 
 
 def _image_module(directory: Path) -> Path:
