@@ -125,6 +125,94 @@ def reference(model: Any, kind: str, folder: Path, pictures: list[Image.Image]) 
     return (x if isinstance(x, torch.Tensor) else x.pooler_output for x in (image, text))  # type: ignore[return-value]
 
 
+def naflex_folder(folder: Path, *, most: int = 30, **vision: Any) -> Any:
+    """A SigLIP 2 NaFlex in the published layout: Gemma's tokenizer in small, which gives no attention mask."""
+    from tokenizers import Tokenizer, models, normalizers, processors
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "max_position_embeddings": 24, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    tower = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+        "num_patches": 16, **vision,
+    }  # fmt: skip
+    model = transformers.Siglip2Model(transformers.Siglip2Config(text_config=text, vision_config=tower)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    letters = [chr(number) for number in range(33, 127)]
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *letters]
+    tokenizer = Tokenizer(models.BPE({word: row for row, word in enumerate(words)}, [], unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>",
+        padding_side="right", model_input_names=["input_ids"],
+    ).save_pretrained(folder)  # fmt: skip
+    Siglip2ImageProcessorPil(patch_size=tower["patch_size"], max_num_patches=most).save_pretrained(folder)
+    return model
+
+
+def shaped(*sizes: tuple[int, int]) -> list[Image.Image]:
+    rng = np.random.default_rng(1)
+    return [Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)) for width, height in sizes]
+
+
+def test_naflex_agrees_with_transformers(tmp_path: Path) -> None:
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    model = naflex_folder(tmp_path)
+    pictures = shaped((40, 60), (64, 64), (90, 30), (7, 301), (3, 2), (500, 1))
+    texts = ["A red Bicycle.", "the same in BLUE", "blue"]
+    processor = transformers.Siglip2Processor(
+        Siglip2ImageProcessorPil.from_pretrained(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    )
+    inputs = processor(images=pictures, patch_size=4, max_num_patches=30, return_tensors="pt")  # its own defaults: 16, 256
+    ids = processor(text=[text.lower() for text in texts], padding="max_length", max_length=24, return_tensors="pt")
+    assert set(ids) == {"input_ids"}
+    with torch.no_grad():
+        image = model.get_image_features(**inputs).pooler_output
+        text = model.get_text_features(**ids).pooler_output
+    encoder = load_encoder(f"local-dir:{tmp_path}")
+    assert encoder.width == 32
+    torch.testing.assert_close(encoder.encode_images(pictures), image, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(encoder.encode_texts(texts), text, atol=1e-5, rtol=1e-4)
+    # prepared before, alone or in a batch: the same vector
+    prepared = [encoder.prepare_image(picture) for picture in pictures]
+    torch.testing.assert_close(encoder.encode_images(prepared[2:3]), image[2:3], atol=1e-5, rtol=1e-4)
+    assert encoder.encode_images([]).shape == (0, 32)
+
+
+def test_naflex_is_saved_and_read_again_and_transformers_reads_it(tmp_path: Path) -> None:
+    naflex_folder(tmp_path / "theirs", most=21)
+    encoder = load_encoder(tmp_path / "theirs")
+    encoder.save(tmp_path / "ours")
+    again = load_encoder(tmp_path / "ours")
+    pictures = shaped((50, 20))
+    assert again.fingerprint() == encoder.fingerprint()
+    assert torch.equal(again.encode_images(pictures), encoder.encode_images(pictures))
+    assert transformers.AutoModel.from_pretrained(tmp_path / "ours").config.model_type == "siglip2"
+    naflex_folder(tmp_path / "more", most=22)
+    assert load_encoder(tmp_path / "more").fingerprint() != encoder.fingerprint()
+
+
+def test_naflex_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    naflex_folder(tmp_path / "headless", vision_use_head=False)
+    with pytest.raises(GeniusError, match="no pooling head"):
+        load_encoder(tmp_path / "headless")
+    naflex_folder(tmp_path / "patches")
+    path = tmp_path / "patches" / "preprocessor_config.json"
+    for changes, line in (({"patch_size": 8}, "patches of 8 pixels"), ({"max_num_patches": 10**9}, "at most 4096")):
+        settings = json.loads(path.read_text())
+        path.write_text(json.dumps(settings | changes))
+        with pytest.raises(GeniusError, match=line):
+            load_encoder(tmp_path / "patches")
+        path.write_text(json.dumps(settings))
+
+
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_transformers_folder_loads_and_agrees(
     kind: str, tmp_path: Path, tokenizer_file: Path, pictures: list[Image.Image]

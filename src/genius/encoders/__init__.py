@@ -1,6 +1,6 @@
 """Encoders: one protocol (`base`), one file per family, and here the registry: `load_encoder` takes a URI.
 
-    PATH, local-dir:PATH          a folder of this project, or of a `transformers` or `sentence-transformers` model
+    PATH, local-dir:PATH          a folder of this project, of a `transformers` or `sentence-transformers` model, or of open_clip
     hf-hub:OWNER/NAME[@REVISION]  the same on a hub, downloaded once, weights as safetensors only
     bundled:NAME                  a model that ships with this package
     uniir:PATH                    UniIR's CLIP-SF checkpoint (`clip_sf_large.pth`)
@@ -34,6 +34,8 @@ FAMILIES: dict[str, str] = {
     # family -> "module:class"; the class has `load(directory, spec) -> Encoder`
     "clip": "genius.encoders.transformers_dual:ClipEncoder",
     "siglip": "genius.encoders.transformers_dual:SiglipEncoder",
+    "siglip2": "genius.encoders.transformers_dual:Siglip2Encoder",
+    "open-clip": "genius.encoders.checkpoints:OpenClipFolder",
     "uniir": "genius.encoders.checkpoints:UniirCheckpoint",
     "object": "genius.encoders.objects:SavedObject",
     "towers": "genius.encoders.towers:TowersEncoder",
@@ -56,13 +58,14 @@ def register(family: str, place: str) -> None:
     FAMILIES[family] = place
 
 
-# `model_type` of a transformers config, which is the name of our family (fixed-size SigLIP 2 says "siglip"; NaFlex is not read)
-TRANSFORMERS_TYPES = ("clip", "siglip")
+# `model_type` of a transformers config -> our family (fixed-size SigLIP 2 says "siglip"; "siglip2" is NaFlex)
+TRANSFORMERS_TYPES: dict[str, str] = {"clip": "clip", "siglip": "siglip", "siglip2": "siglip2"}
 
 # text-only models, refused with a hint
 TEXT_ONLY = frozenset(
     ("bert", "roberta", "distilbert", "mpnet", "xlm-roberta", "modernbert", "t5", "gpt2", "llama", "qwen2", "qwen3", "mistral")
 )
+OPEN_CLIP = "open_clip_config.json"
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.onnx", "*/*.json", "*/*.safetensors", "*/*.onnx"]
 """Files that are downloaded from a hub: never pickles."""
@@ -131,7 +134,7 @@ def _load(uri: str | Path) -> Encoder:
 
 
 def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
-    """Family and settings of a folder, from `encoder.json` or a transformers `config.json`.
+    """Family and settings of a folder, from `encoder.json`, a transformers `config.json` or an open_clip config.
 
     Raises:
         GeniusError: If the folder holds no encoder, or one of an unknown family.
@@ -143,9 +146,11 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             raise GeniusError(f"{directory / SPEC} names an unknown encoder family {family!r}; known: {', '.join(FAMILIES)}")
         return family, own
     foreign = _read_json(directory / "config.json")
+    model_type = (foreign or {}).get("model_type")
+    if model_type not in TRANSFORMERS_TYPES and (directory / OPEN_CLIP).is_file():
+        return "open-clip", {}
     if foreign is None:
-        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json")
-    model_type = foreign.get("model_type")
+        raise GeniusError(f"no encoder at {directory}: neither {SPEC} nor a transformers config.json nor {OPEN_CLIP}")
     if model_type in TEXT_ONLY:
         raise GeniusError(
             f"{directory} holds a {model_type!r}, which reads texts only: choose an encoder with an image tower, such as a CLIP"
@@ -155,7 +160,7 @@ def read_spec(directory: Path) -> tuple[str, dict[str, Any]]:
             f"{directory} holds a {model_type or 'model of unknown type'!r}, not an encoder this version reads "
             f"({', '.join(TRANSFORMERS_TYPES)})"
         )
-    return model_type, {}
+    return TRANSFORMERS_TYPES[model_type], {}
 
 
 def _image_module(directory: Path) -> Path:

@@ -1,8 +1,11 @@
-"""UniIR's CLIP-SF (`uniir:FILE`), the encoder under the published GENIUS, as a `ClipEncoder`.
+"""Checkpoints in other layouts than transformers': UniIR's CLIP-SF (`uniir:FILE`), and CLIP as open_clip publishes it.
 
-The file is in OpenAI's CLIP layout, whose sizes are read from the tensors, and has no tokenizer: it is searched next to the file,
-then on a hub. A tokenizer without the model's special token is passed over, because its ids would mean other words. UniIR's other
-models, the paper's baselines CLIP-FF, BLIP-SF and BLIP-FF, are refused.
+Both are OpenAI's CLIP layout, whose sizes are read from the tensors, and give a `ClipEncoder`. A UniIR file is read by
+`genius.torch_file`, and has no tokenizer: it is searched next to the file, then on a hub. A tokenizer without the model's special
+token is passed over, because its ids would mean other words. open_clip models with towers of timm or a language model, or with
+another pooling, are refused.
+
+UniIR's other models, the paper's baselines CLIP-FF, BLIP-SF and BLIP-FF, are refused.
 """
 
 from __future__ import annotations
@@ -15,14 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genius.encoders.inputs import Pixels
+from genius.encoders.inputs import CLIP_MEAN, CLIP_STD, Pixels
 from genius.encoders.transformers_dual import ClipEncoder, import_transformers
 from genius.errors import GeniusError, said
+from genius.files import read_json
 from genius.torch_file import read_checkpoint
-from genius.weight_files import build, check_fit, depth, grid_side, heads, reading_sizes
+from genius.weight_files import build, check_fit, depth, grid_side, heads, read_tensors, reading_sizes
 
 CLIP_HUB = "openai/clip-vit-large-patch14"
 END = "<|endoftext|>"
+CONFIG = "open_clip_config.json"
+WEIGHTS = ("open_clip_model.safetensors", "model.safetensors")
+OTHER_TOWERS = {"timm_model_name": "timm", "hf_model_name": "a language model"}
+OTHER_WAYS = {
+    "pool_type": ("tok", "argmax"),
+    "attentional_pool": (False,),
+    "no_ln_pre": (False,),
+    "embed_cls": (False,),
+    "no_causal_mask": (False,),
+}
 
 
 class UniirCheckpoint:
@@ -82,6 +96,56 @@ def _read_tokenizer(path: Path) -> Any:
     )
 
 
+class OpenClipFolder:
+    """Not an encoder itself: `load` gives the `ClipEncoder` that the folder holds."""
+
+    @staticmethod
+    def load(directory: Path, spec: dict[str, Any]) -> ClipEncoder:
+        where = f"cannot load the open_clip encoder at {directory}"
+        body = read_json(directory / CONFIG, 1 << 20)
+        try:
+            model = body["model_cfg"]
+            pixels = body.get("preprocess_cfg", {})
+            vision = dict(model["vision_cfg"])
+            text = dict(model["text_cfg"])
+            _refuse_others(vision, text, pixels, where)
+            attention = (int(vision["width"]) // int(vision.get("head_width", 64)), int(text["heads"]))
+            picture = Pixels(
+                size=int(vision["image_size"]),
+                filter=pixels.get("interpolation", "bicubic"),
+                fit="squash" if pixels.get("resize_mode") == "squash" else "crop",
+                mean=tuple(pixels.get("mean", CLIP_MEAN)),
+                std=tuple(pixels.get("std", CLIP_STD)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise GeniusError(f"{where}: {CONFIG}: the field {error} is missing or invalid") from None
+        weights = next((directory / name for name in WEIGHTS if (directory / name).is_file()), None)
+        if weights is None:
+            raise GeniusError(f"{where}: {WEIGHTS[0]} is missing; other weight formats are not supported")
+        # a text tower of its own class has its names under "text."
+        state = {name.removeprefix("text."): tensor for name, tensor in read_tensors(weights).items() if name != "logit_bias"}
+        activation = "gelu"
+        if model.get("quick_gelu", False):
+            activation = "quick_gelu"
+        return ClipEncoder(clip_from_openai(state, str(weights), activation, attention), clip_tokenizer(directory), picture)
+
+
+def _refuse_others(vision: dict[str, Any], text: dict[str, Any], pixels: dict[str, Any], where: str) -> None:
+    for settings in (vision, text):
+        for name, owner in OTHER_TOWERS.items():
+            if settings.get(name):
+                raise GeniusError(
+                    f"{where}: a tower is {owner}'s {settings[name]}; only open_clip's own transformers are supported"
+                )
+        for name, known in OTHER_WAYS.items():
+            if settings.get(name, known[0]) not in known:
+                raise GeniusError(f"{where}: {name} = {settings[name]!r} is not supported")
+    if not isinstance(vision.get("layers"), int):
+        raise GeniusError(f"{where}: ResNet image towers are not supported, only vision transformers")
+    if pixels.get("resize_mode", "shortest") not in ("shortest", "squash"):
+        raise GeniusError(f"{where}: resize_mode = {pixels['resize_mode']!r} is not supported")
+
+
 # -- OpenAI's layout as a transformers `CLIPModel` ----------------------------------------------------------------
 
 # OpenAI's name -> transformers' name, inside one transformer block
@@ -100,12 +164,19 @@ OPENAI_NAMES = re.compile(
 )
 
 
-def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") -> Any:
+def clip_from_openai(
+    state: dict[str, Tensor],
+    where: str = "the checkpoint",
+    activation: str = "quick_gelu",
+    attention: tuple[int, int] | None = None,
+) -> Any:
     """OpenAI-layout CLIP weights -> a transformers `CLIPModel`. All sizes are read from the tensors.
 
     Args:
         state: Tensors by name.
         where: Begins errors.
+        activation: Of the MLPs, by transformers' name.
+        attention: Heads of the image tower and of the text tower; None: one per 64 channels, as OpenAI's.
 
     Raises:
         GeniusError: If the tensors are not a whole CLIP with a vision transformer.
@@ -120,7 +191,7 @@ def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") ->
     if unknown:
         raise GeniusError(f"{where} is not OpenAI's CLIP: {len(unknown)} tensors unknown (first: {unknown[0]})")
     with reading_sizes(where, "a whole CLIP"):
-        config = _config(transformers, state, where)
+        config = _config(transformers, state, where, activation, attention)
         mapped = _map(state)
     shapes = {name: tensor.shape for name, tensor in mapped.items()}
     model = build(lambda: transformers.CLIPModel(config), shapes, where)
@@ -129,16 +200,17 @@ def clip_from_openai(state: dict[str, Tensor], where: str = "the checkpoint") ->
     return model
 
 
-def _config(transformers: Any, state: dict[str, Tensor], where: str) -> Any:
+def _config(transformers: Any, state: dict[str, Tensor], where: str, activation: str, attention: tuple[int, int] | None) -> Any:
     vision_width, _, patch, _ = state["visual.conv1.weight"].shape
     grid = grid_side(state["visual.positional_embedding"].shape[0], where)
     vocabulary, text_width = state["token_embedding.weight"].shape
-    shared = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+    shared = {"hidden_act": activation, "layer_norm_eps": 1e-5}
+    seeing, reading = attention or (heads(vision_width, where), heads(text_width, where))
     vision = {
         "hidden_size": vision_width,
         "intermediate_size": state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
         "num_hidden_layers": depth(state, r"visual\.transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": heads(vision_width, where),
+        "num_attention_heads": seeing,
         "image_size": grid * patch,
         "patch_size": patch,
         **shared,
@@ -148,7 +220,7 @@ def _config(transformers: Any, state: dict[str, Tensor], where: str) -> Any:
         "hidden_size": text_width,
         "intermediate_size": state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
         "num_hidden_layers": depth(state, r"transformer\.resblocks\.(\d+)\."),
-        "num_attention_heads": heads(text_width, where),
+        "num_attention_heads": reading,
         "max_position_embeddings": state["positional_embedding"].shape[0],
         "bos_token_id": vocabulary - 2,
         "eos_token_id": vocabulary - 1,  # the largest id: OpenAI finds the end of the text by argmax

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +21,9 @@ from PIL import Image
 from genius.errors import GeniusError, said
 from genius.files import read_json
 
+MAX_PATCHES = 4096  # that NaFlex may ask for, and pixels of the side of one: both come out of a file
+MAX_PATCH_SIDE = 64
+LARGEST_SIDE = 1024  # pixels of a picture before it is cut into patches
 MAX_SIDE = 8192  # of what a tower may ask for: it comes out of a file, and every picture is brought to it
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -101,8 +105,7 @@ class Pixels:
     def __post_init__(self) -> None:
         if not 1 <= self.size <= MAX_SIDE or not 0 <= self.resize <= MAX_SIDE:
             raise GeniusError(f"image size {self.size} and resize {self.resize} must be at most {MAX_SIDE} pixels")
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(float(value) for value in self.std):
-            raise GeniusError(f"mean {self.mean} and deviation {self.std}: three numbers each, deviations not zero")
+        _check_colours(self.mean, self.std)
 
     def prepare(self, picture: Image.Image) -> Image.Image:
         """RGB picture -> RGB picture of `size` x `size`. One that was prepared before is returned as it is.
@@ -187,24 +190,132 @@ class Pixels:
         }
 
 
+@dataclass(frozen=True)
+class Patches:
+    """Pictures -> patches in their own aspect ratio (NaFlex of SigLIP 2), by the image processor of `transformers`.
+
+    A picture is scaled so that it fills at most `most` patches of `side` x `side` pixels; its sides become multiples of `side`.
+    """
+
+    side: int = 16
+    most: int = 256
+    filter: str = "bilinear"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.side <= MAX_PATCH_SIDE or not 1 <= self.most <= MAX_PATCHES:
+            raise GeniusError(
+                f"{self.most} patches of {self.side} pixels a side: at most {MAX_PATCHES} of {MAX_PATCH_SIDE} pixels"
+            )
+        _check_colours(self.mean, self.std)
+
+    def prepare(self, picture: Image.Image) -> Image.Image:
+        """RGB picture of a moderate size; it is scaled to whole patches with its batch.
+
+        Args:
+            picture: A picture.
+        """
+        small = picture.convert("RGB")
+        small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+        return small
+
+    def __call__(self, pictures: Sequence[Image.Image], device: Any = "cpu") -> Any:
+        """Tensors on the device: patches (n, most, 3 * side * side) float32, which are there (n, most), and (n, 2) grids
+        (down, across).
+
+        Args:
+            pictures: RGB images.
+            device: Of torch.
+        """
+        found = self._processor(images=list(pictures), return_tensors="pt")
+        return tuple(found[name].to(device) for name in ("pixel_values", "pixel_attention_mask", "spatial_shapes"))
+
+    @cached_property
+    def _processor(self) -> Any:
+        import transformers
+
+        by_pillow = getattr(transformers, "Siglip2ImageProcessorPil", None) or transformers.Siglip2ImageProcessor
+        settings = self.to_preprocessor()
+        del settings["image_processor_type"]
+        return by_pillow(**settings)
+
+    def to_preprocessor(self) -> dict[str, Any]:
+        """The same as a transformers `preprocessor_config.json`."""
+        return {
+            "image_processor_type": "Siglip2ImageProcessor",
+            "do_resize": True,
+            "patch_size": self.side,
+            "max_num_patches": self.most,
+            "resample": int(FILTERS[self.filter]),
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(self.mean),
+            "image_std": list(self.std),
+        }
+
+
+def _check_colours(mean: Sequence[float], std: Sequence[float]) -> None:
+    if len(mean) != 3 or len(std) != 3 or not all(float(value) for value in std):
+        raise GeniusError(f"mean {mean} and deviation {std}: three numbers each, deviations not zero")
+
+
+def read_patches(directory: Path, side: int, most: int) -> Patches:
+    """Patches from a SigLIP 2 NaFlex folder's `preprocessor_config.json`.
+
+    Args:
+        directory: The folder.
+        side: Pixels of a patch's side of the model, which the file must not contradict.
+        most: Patches of a picture, where the folder does not say.
+    """
+    path, body = _preprocessor(directory)
+    if path is None:
+        return Patches(side, most)
+    try:
+        found = int(body.get("patch_size", side))
+        if found != side:
+            raise GeniusError(f"{path}: patches of {found} pixels, but the model reads patches of {side}")
+        return Patches(side, int(body.get("max_num_patches", most)), **_colours(body, "bilinear", (0.5,) * 3, (0.5,) * 3))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise GeniusError(f"cannot read {path}: {error}") from None
+
+
+def _preprocessor(directory: Path) -> tuple[Path | None, Any]:
+    """The file that describes how images are prepared, and what it says of that; (None, {}) without one."""
+    for name in ("preprocessor_config.json", "processor_config.json"):  # newer folders have it in the second
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            body = read_json(path, 1 << 20)
+            return path, body.get("image_processor", body)
+        except (OSError, ValueError, AttributeError) as error:
+            raise GeniusError(f"cannot read {path}: {error}") from None
+    return None, {}
+
+
+def _colours(body: Any, usual: str, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
+    """Filter, mean and deviation of a `preprocessor_config.json`; the last three arguments are the defaults."""
+    filters = {int(value): name for name, value in FILTERS.items()}
+    shared: dict[str, Any] = {
+        "filter": filters.get(int(body.get("resample", FILTERS[usual])), "bicubic"),
+        "mean": tuple(body.get("image_mean", mean)),
+        "std": tuple(body.get("image_std", std)),
+    }
+    if not body.get("do_normalize", True):
+        shared |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    return shared
+
+
 def read_pixels(directory: Path, default_size: int) -> Pixels:
     """Pixels from a transformers folder's `preprocessor_config.json`; CLIP's at `default_size` without one."""
-    names = ("preprocessor_config.json", "processor_config.json")  # newer folders have it in the second
-    path = next((directory / name for name in names if (directory / name).is_file()), None)
+    path, body = _preprocessor(directory)
     if path is None:
         return Pixels(size=default_size)
     try:
-        body = read_json(path, 1 << 20)
-        body = body.get("image_processor", body)
         size = body.get("size", default_size)
-        filters = {int(value): name for name, value in FILTERS.items()}
-        shared: dict[str, Any] = {
-            "filter": filters.get(int(body.get("resample", FILTERS["bicubic"])), "bicubic"),
-            "mean": tuple(body.get("image_mean", CLIP_MEAN)),
-            "std": tuple(body.get("image_std", CLIP_STD)),
-        }
-        if not body.get("do_normalize", True):
-            shared |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        shared = _colours(body, "bicubic", CLIP_MEAN, CLIP_STD)
         if isinstance(size, dict) and "shortest_edge" not in size:
             if size["height"] != size["width"]:
                 raise GeniusError(f"{path}: only square inputs are read, not {size['height']} x {size['width']}")
@@ -217,7 +328,7 @@ def read_pixels(directory: Path, default_size: int) -> Pixels:
         return Pixels(size=side, resize=short, **shared)
     except GeniusError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise GeniusError(f"cannot read {path}: {error}") from None
 
 

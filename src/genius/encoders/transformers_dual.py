@@ -1,6 +1,7 @@
-"""CLIP, SigLIP and SigLIP 2 of fixed size: a dual encoder of `transformers`, its tokenizer, its pixels.
+"""CLIP, SigLIP and SigLIP 2 (fixed size and NaFlex): a dual encoder of `transformers`, its tokenizer, its pixels.
 
-`hf-hub:openai/clip-vit-large-patch14`, `hf-hub:google/siglip2-base-patch16-224`, or a folder with the same files.
+`hf-hub:openai/clip-vit-large-patch14`, `hf-hub:google/siglip2-base-patch16-224`, `hf-hub:google/siglip2-base-patch16-naflex`,
+or a folder with the same files.
 
 A family says how it pads texts and how it pools; loading, batching on a device, saving and the fingerprint are
 shared. Outputs are the towers' projected vectors, raw: fusion decides about their length.
@@ -9,6 +10,7 @@ shared. Outputs are the towers' projected vectors, raw: fusion decides about the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -18,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from genius.encoders import write_spec
-from genius.encoders.inputs import Pixels, read_pixels
+from genius.encoders.inputs import Patches, Pixels, read_patches, read_pixels
 from genius.errors import GeniusError, said
 from genius.files import read_json
 from genius.weight_files import build, fingerprint, read_shapes
@@ -35,11 +37,11 @@ class DualEncoder(nn.Module):
     model_class: ClassVar[str]
     model: Any  # of transformers
 
-    def __init__(self, model: Any, tokenizer: Any, pixels: Pixels) -> None:
+    def __init__(self, model: Any, tokenizer: Any, pixels: Pixels | Patches) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
-        self.pixels = pixels
+        self.pixels: Any = pixels  # `Patches` of NaFlex, else `Pixels`
         self.width = self._width()
         self.eval().requires_grad_(False)
 
@@ -61,7 +63,7 @@ class DualEncoder(nn.Module):
                 output_loading_info=True,
             )
             tokenizer = load_tokenizer(directory)
-            pixels = read_pixels(directory, model.config.vision_config.image_size)
+            pixels = cls._read_pixels(directory, model.config.vision_config)
         except Exception as error:  # the library raises many classes for an untrusted config
             raise GeniusError(f"{where}: {said(error)}") from None
         lacking = sorted(name for name in report["missing_keys"] if not name.endswith("position_ids"))
@@ -77,7 +79,7 @@ class DualEncoder(nn.Module):
         return next(self.parameters()).device
 
     def prepare_image(self, picture: Image.Image) -> Image.Image:
-        return self.pixels.prepare(picture)
+        return cast(Image.Image, self.pixels.prepare(picture))
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[Image.Image]) -> Tensor:
@@ -92,7 +94,7 @@ class DualEncoder(nn.Module):
         if not texts:
             return torch.empty(0, self.width)
         ids = self.tokenizer(
-            list(texts),
+            self._formatted_texts(texts),
             padding=self._padding(),
             truncation=True,
             max_length=self._length(),
@@ -117,12 +119,23 @@ class DualEncoder(nn.Module):
             "pixels": self.pixels.to_preprocessor(),
             "tokenizer": [list(map(int, row)) for row in probe],
         }
-        return fingerprint(dict(self.model.state_dict()), settings)
+        return fingerprint(self._weights(), settings)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return dict(self.model.state_dict())
 
     # -- what a family says ------------------------------------------------------------------------------------
 
+    @classmethod
+    def _read_pixels(cls, directory: Path, config: Any) -> Pixels | Patches:
+        return read_pixels(directory, config.image_size)
+
     def _width(self) -> int:
         raise NotImplementedError
+
+    def _formatted_texts(self, texts: Sequence[str]) -> list[str]:
+        """Texts as the tokenizer is to read them."""
+        return list(texts)
 
     def _length(self) -> int:
         return int(self.model.config.text_config.max_position_embeddings)
@@ -205,3 +218,28 @@ class SiglipEncoder(DualEncoder):
     def _pool_texts(self, ids: Tensor, mask: Tensor) -> Tensor:
         # no attention mask: padding was visible in training
         return cast(Tensor, self.model.text_model(input_ids=ids).pooler_output)
+
+
+class Siglip2Encoder(SiglipEncoder):
+    """SigLIP 2 NaFlex: images keep their aspect ratio, as up to a few hundred patches; position embeddings are scaled to each."""
+
+    family = "siglip2"
+    model_class = "Siglip2Model"
+
+    @classmethod
+    def _read_pixels(cls, directory: Path, config: Any) -> Patches:
+        if not config.vision_use_head:
+            raise GeniusError("its image tower has no pooling head, so it gives no vector")
+        if math.isqrt(config.num_patches) ** 2 != config.num_patches:
+            raise GeniusError(f"its position embeddings are no square: {config.num_patches}")
+        return read_patches(directory, int(config.patch_size), int(config.num_patches))
+
+    def _formatted_texts(self, texts: Sequence[str]) -> list[str]:
+        return [text.lower() for text in texts]  # trained so; tokenizers of earlier transformers leave it to the caller
+
+    def _pool_images(self, pixels: Any) -> Tensor:
+        patches, present, grids = pixels
+        found = self.model.get_image_features(pixel_values=patches, pixel_attention_mask=present, spatial_shapes=grids)
+        if isinstance(found, Tensor):  # of transformers 4
+            return found
+        return cast(Tensor, found.pooler_output)

@@ -103,7 +103,7 @@ def towers(encoder: Encoder) -> dict[str, Graph]:
         image = encoder.image
         text = encoder.text
         length = encoder.config.text_length
-    elif isinstance(encoder, DualEncoder):
+    elif isinstance(encoder, DualEncoder) and isinstance(encoder.pixels, Pixels):
         image = _Pooled(encoder, "_pool_images")
         text = _Pooled(encoder, "_pool_texts")
         length = encoder._length()
