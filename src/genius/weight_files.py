@@ -1,6 +1,6 @@
 """Weights on disk as safetensors, and modules built no larger than their weights. Files and configs may be untrusted.
 
-- The size of a file's header is checked before it is read (digests of whole files: `genius.weight_digests`).
+- The size of a file's header is checked before it is read (also in `genius.weight_arrays`, with digests of whole files).
 - Small files hold matrices as int8 with one scale per row (`pack`) and other tensors as half precision; loading gives float32.
   Packing what `unpack` returned changes nothing, so a model keeps its fingerprint.
 - `build` makes a module from an untrusted config while counting the numbers it allocates, and stops once they exceed the

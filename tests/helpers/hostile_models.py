@@ -24,7 +24,7 @@ def go_through(door: str, path: Path) -> None:
     from genius import Genius
     from genius.encoders import load_encoder
     from genius.model.official import convert_official
-    from genius.train.checkpoint import load_checkpoint
+    from genius.train.loop import load_checkpoint
 
     doors: dict[str, Callable[[], Any]] = {
         "convert": lambda: convert_official(path, path),

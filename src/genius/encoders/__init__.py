@@ -18,7 +18,7 @@ from typing import Any
 from genius.encoders.base import Encoder, encode_items, encode_queries
 from genius.errors import GeniusError, said
 from genius.files import read_json
-from genius.weight_digests import check_digests, write_digests
+from genius.weight_arrays import check_digests, write_digests
 
 __all__ = ["Encoder", "encode_items", "encode_queries", "load_encoder", "register", "resolve"]
 

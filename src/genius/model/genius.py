@@ -31,8 +31,7 @@ from genius.model.query_bank import FILE as QUERIES
 from genius.model.query_bank import QueryBank
 from genius.model.weight_names import SCALES, current_name, model_fingerprint
 from genius.types import Item
-from genius.weight_arrays import tensor_names, unpack
-from genius.weight_digests import check_digests, write_digests
+from genius.weight_arrays import check_digests, tensor_names, unpack, write_digests
 from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors
 
 WEIGHTS = "model.safetensors"

@@ -28,8 +28,7 @@ from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
 from genius.model.weight_names import model_fingerprint
 from genius.optional import LazyPart, has_torch, import_torch
-from genius.weight_arrays import array_names, read_arrays
-from genius.weight_digests import check_digests
+from genius.weight_arrays import array_names, check_digests, read_arrays
 
 if TYPE_CHECKING:
     from genius.model.genius import Genius
