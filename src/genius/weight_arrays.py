@@ -7,7 +7,6 @@ that they can be edited: they are checked against the weights.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from genius.errors import GeniusError
-from genius.files import open_regular, read_json, reading, write_whole
+from genius.files import open_regular, read_json, reading, write_json
 
 MAX_HEADER = 4 << 20
 """Bytes. A header names the tensors, some hundred bytes each: the largest encoders have about a thousand."""
@@ -128,8 +127,7 @@ def write_digests(folder: Path, names: Iterable[str] | None = None) -> None:
     """
     if names is None:
         names = (path.name for path in folder.iterdir() if path.is_file() and _covered(path))
-    body = {"sha256": digest_files(folder, names)}
-    write_whole(folder / DIGESTS, lambda path: path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8"))
+    write_json(folder / DIGESTS, {"sha256": digest_files(folder, names)}, indent=2)
 
 
 def digest_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
