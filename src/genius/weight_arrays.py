@@ -7,7 +7,8 @@ that they can be edited: they are checked against the weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,8 @@ MAX_HEADER = 4 << 20
 """Bytes. A header names the tensors, some hundred bytes each: the largest encoders have about a thousand."""
 
 SCALE = ".scale"  # suffix of the per-row scales of an int8 matrix
-BROKEN = (SafetensorError, RuntimeError, TypeError)  # what the library raises for a file that is no safetensors
+# what the library raises for a file that is no safetensors
+BROKEN = (SafetensorError, RuntimeError, TypeError, ValueError, KeyError, MemoryError)
 A = TypeVar("A")  # tensors or arrays
 DIGESTS = "digests.json"
 _COVERED = frozenset({".safetensors", ".onnx", ".model", ".txt", ".pth"})
@@ -45,6 +47,19 @@ def check_header(path: Path) -> None:
         raise GeniusError(f"cannot read the weights {path}: {claim}")
 
 
+@contextmanager
+def opened(path: Path, framework: str = "np") -> Iterator[Any]:
+    """A safetensors file that may be untrusted; what goes wrong with it is a `GeniusError` of one line.
+
+    Args:
+        path: The file.
+        framework: np: its tensors are arrays; pt: torch's.
+    """
+    check_header(path)
+    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework=framework) as file:
+        yield file
+
+
 def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float32]]:
     """Some weights of a file as float32 arrays.
 
@@ -55,9 +70,8 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, NDArray[np.float3
     Raises:
         GeniusError: If the file cannot be read or lacks one of them.
     """
-    check_header(path)
     stored: dict[str, Any] = {}
-    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="np") as file:
+    with opened(path) as file:
         present = set(file.keys())
         for name in names:
             if name not in present:
@@ -77,8 +91,7 @@ def array_names(path: Path) -> list[str]:
     Raises:
         GeniusError: If the file cannot be read.
     """
-    check_header(path)
-    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="np") as file:
+    with opened(path) as file:
         return tensor_names(dict.fromkeys(file.keys()))
 
 

@@ -20,16 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError, said
-from genius.files import reading
-from genius.weight_arrays import SCALE, check_header
+from genius.weight_arrays import SCALE, opened
 
-BROKEN = (SafetensorError, RuntimeError, MemoryError)  # what a broken file raises
 SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
 """CLIP has one attention head per 64 channels. A state dict does not say."""
@@ -47,16 +43,14 @@ _FILLS = frozenset(
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a file, by name, without reading a tensor."""
-    check_header(path)
-    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="pt") as file:
+    with opened(path) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a file, by name."""
-    check_header(path)
-    with reading(f"the weights {path}", *BROKEN):
-        return load_file(path)
+    with opened(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:

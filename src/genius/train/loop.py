@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +35,7 @@ from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.journal import Journal
 from genius.train.losses import rank, send, world_size
 from genius.train.selection import Selection
+from genius.weight_files import read_tensors
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
 LOOKS = 20  # validations, evenly spread over the steps
@@ -279,7 +280,7 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     """Run a stage, or read back what it left when it has already finished."""
     weights, values = _results(folder, stage.name)
     if finished(folder, stage.name):
-        _restore(stage, load_file(weights), weights)
+        _restore(stage, read_tensors(weights), weights)
         stage.to(runtime.device).eval()
         runtime.journal.note(f"{stage.name}: already trained")
         return dict(json.loads(values.read_text(encoding="utf-8")))
@@ -412,7 +413,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """(weights, optimizer state, progress). The optimizer file is read without running any code from it."""
     try:
-        weights = load_file(path / WEIGHTS)
+        weights = read_tensors(path / WEIGHTS)
         optimizer = read_torch_file(path / OPTIMIZER)
         progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
