@@ -135,7 +135,10 @@ def _check_archive(file: BufferedReader, size: int) -> bytes:
         with zipfile.ZipFile(file) as archive:
             root = archive.infolist()[0].filename.partition("/")[0] + "/"
             _check_records(archive.infolist(), root, size)
-            body = _read_pickle(archive, f"{root}data.pkl", size)
+            length = archive.getinfo(f"{root}data.pkl").file_size
+            if length > MAX_PICKLE + size // 64:
+                raise _Refused(f"its pickle has {length:,} bytes")
+            body = archive.read(f"{root}data.pkl")
             damaged = archive.testzip()
     except _Refused:
         raise
@@ -193,13 +196,6 @@ def _check_records(entries: list[zipfile.ZipInfo], root: str, size: int) -> None
         names.add(name)
     if sum(entry.file_size for entry in entries) > size:
         raise _Refused("its records overlap")
-
-
-def _read_pickle(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
-    length = archive.getinfo(name).file_size
-    if length > MAX_PICKLE + size // 64:
-        raise _Refused(f"its pickle has {length:,} bytes")
-    return archive.read(name)
 
 
 # -- the pickle --------------------------------------------------------------------------------------------------
