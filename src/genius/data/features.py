@@ -240,8 +240,7 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
 
 def features_to_tensors(features: Features, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The four tensors of a features file. Missing rows become zeros, so that garbage is never stored."""
-    image = torch.where(features.image_mask[:, None], features.image, features.image.new_zeros(()))
-    text = torch.where(features.text_mask[:, None], features.text, features.text.new_zeros(()))
+    image, text = features.masked()
     if dtype is not None:
         image = image.to(dtype)
         text = text.to(dtype)

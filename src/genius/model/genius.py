@@ -21,11 +21,10 @@ from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_json, write_whole
 from genius.instructions import FILE as INSTRUCTIONS
-from genius.instructions import KnownInstructions
 from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
-from genius.model.known_items import KNOWS, Knows, load_knows, save_knows
+from genius.model.known_items import KNOWS, Knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import FILE as QUERIES
 from genius.model.query_bank import QueryBank
@@ -90,11 +89,6 @@ class Genius(Embedder):
         self.knows: Knows | None = None
         self.queries: QueryBank | None = None
         self._take(encoder)
-
-    def _take(self, encoder: Encoder | None) -> None:
-        if encoder is not None and encoder.width != self.config.width:
-            raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {self.config.width}")
-        self.encoder = encoder
 
     def __repr__(self) -> str:
         sizes = " x ".join(map(str, self.config.quantizer.level_sizes))
@@ -312,9 +306,7 @@ class Genius(Embedder):
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
         model.source = str(source)
-        model.knows = load_knows(directory)
-        model.queries = QueryBank.load(directory, config.width)
-        model._know(KnownInstructions.load(directory))
+        model._learn_from(directory)
         return model.to(device)
 
     def _try(self, directory: Path) -> None:
