@@ -23,8 +23,8 @@ from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
 from genius.export import Graph, Part, fuse, import_onnx, towers, trace_graph, without_metadata
 from genius.files import write_whole
+from genius.model.config import first_name
 from genius.model.genius import ENCODER, WEIGHTS, Genius
-from genius.model.weight_names import first_name
 from genius.search.decoder import Decoder
 from genius.weight_arrays import SCALE, unpack
 from genius.weight_files import read_shapes, read_tensors

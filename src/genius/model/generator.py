@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks
-from genius.model.config import SPECIALS, GeneratorConfig
-from genius.model.weight_names import FAST, START_SCALE, current_name
+from genius.model.config import FAST, SPECIALS, START_SCALE, GeneratorConfig, current_name
 
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer

@@ -21,14 +21,22 @@ from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_json, write_whole
 from genius.instructions import FILE as INSTRUCTIONS
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
+from genius.model.config import (
+    CONFIG,
+    FORMAT,
+    SCALES,
+    GeniusConfig,
+    current_name,
+    encoder_uri,
+    model_fingerprint,
+    read_model_config,
+)
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
 from genius.model.known_items import KNOWS, Knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import FILE as QUERIES
 from genius.model.query_bank import QueryBank
-from genius.model.weight_names import SCALES, current_name, model_fingerprint
 from genius.types import Item
 from genius.weight_arrays import check_digests, tensor_names, unpack, write_digests
 from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors

@@ -21,10 +21,9 @@ from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
 from genius.model.assignment import fill_codes
-from genius.model.config import QuantizerConfig, encoder_uri, read_model_config
+from genius.model.config import QuantizerConfig, encoder_uri, model_fingerprint, read_model_config
 from genius.model.embedding import Embedder
 from genius.model.query_bank import QueryBank
-from genius.model.weight_names import model_fingerprint
 from genius.optional import LazyPart, has_torch, import_torch
 from genius.weight_arrays import array_names, check_digests, read_arrays
 

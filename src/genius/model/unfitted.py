@@ -15,10 +15,19 @@ from safetensors.numpy import save
 from genius.config import to_dict
 from genius.errors import GeniusError
 from genius.files import write_json, write_whole
-from genius.model.config import CONFIG, FORMAT, SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.config import (
+    CONFIG,
+    FAST,
+    FORMAT,
+    SIZES,
+    START_SCALE,
+    FusionConfig,
+    GeneratorConfig,
+    GeniusConfig,
+    QuantizerConfig,
+)
 from genius.model.graphs import WEIGHTS
 from genius.model.query_bank import QueryBank
-from genius.model.weight_names import FAST, START_SCALE
 from genius.weight_arrays import write_digests
 
 MAX_WIDTH = 16_384
