@@ -3,7 +3,7 @@
     python -m lab.trust.hostile_models [--out lab/trust/hostile_models.json]
 
 Every case (`tests/helpers/hostile_models.py`) is opened in a process of its own, forked from one that has imported
-everything, through the door that such files come in by: `convert official`, `uniir:`, published features, a checkpoint of
+everything, through the door that such files come in by: `convert official`, `uniir:`, a checkpoint of
 training, a model folder, an encoder folder. Counted: cases that acted (a marker file), that ended other than by one clear
 line, and the most time and memory that one took.
 """

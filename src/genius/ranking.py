@@ -142,19 +142,14 @@ def per_query(judged: Judged, cutoffs: Sequence[int]) -> dict[str, Floats]:
 # -- statistics --------------------------------------------------------------------------------------------------
 
 
-def bootstrap_interval(values: Floats, *, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of a mean: percentiles over resampled queries.
+def bootstrap_interval(groups: Sequence[Floats], *, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the unweighted average over tasks: percentiles over queries resampled within each task.
 
     Args:
-        values: One per query.
+        groups: For each task, one value per query.
         samples: Number of resamples.
         seed: Of the resampling.
     """
-    return bootstrap_interval_of_average([values], samples=samples, seed=seed)
-
-
-def bootstrap_interval_of_average(groups: Sequence[Floats], *, samples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the unweighted average over tasks. Queries are resampled within each task."""
     groups = [g for g in groups if len(g)]
     if not groups:
         return (float("nan"), float("nan"))

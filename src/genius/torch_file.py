@@ -12,7 +12,6 @@ OmegaConf object in the published checkpoints, become an inert `Placeholder`. Kn
 
 from __future__ import annotations
 
-import copy
 import pickletools
 import re
 import struct
@@ -53,16 +52,15 @@ class Placeholder:
         pass
 
 
-def read_torch_file(path: str | Path, select: Callable[[Any], Any] = lambda content: content, *, mapped: bool = False) -> Any:
+def read_torch_file(path: str | Path, select: Callable[[Any], Any] = lambda content: content) -> Any:
     """Read the numbers, strings, containers and tensors in a file of `torch.save`. No code in the file runs.
 
     Args:
         path: The file.
-        select: Picks the wanted part of the content. Only its tensors are checked and copied.
-        mapped: Leave tensors in the file until they are used, in place of copying them into memory.
+        select: Picks the wanted part of the content. Only its tensors are checked.
 
     Returns:
-        The selected content. Objects of unknown classes are a `Placeholder`.
+        The selected content, its tensors mapped from the file. Objects of unknown classes are a `Placeholder`.
 
     Raises:
         GeniusError: If the file is damaged, of another format, or holds something that no checkpoint needs.
@@ -72,22 +70,15 @@ def read_torch_file(path: str | Path, select: Callable[[Any], Any] = lambda cont
         with open_regular(path) as file:
             size = file.seek(0, 2)
             body = _check_archive(file, size)
-        unknown = _check_pickle(body)
-        content = select(_load(path, unknown))
+        content = select(_load(path, _check_pickle(body)))
         _check_tensors(content, size)
-        if mapped:
-            return content
-        return copy.deepcopy(content)
-    except GeniusError:
-        raise
     except FileNotFoundError:
         raise GeniusError(f"no such checkpoint: {path}") from None
     except OSError as error:
         raise GeniusError(f"cannot read {path}: {error.strerror or error}") from None
     except _Refused as error:
         raise GeniusError(f"{path} is not a readable checkpoint: {error}") from None
-    except RecursionError:
-        raise GeniusError(f"{path} is not a readable checkpoint: it is nested too deep") from None
+    return content
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
@@ -103,33 +94,27 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
         GeniusError: If the file is not a readable checkpoint or holds no `model` state dict.
     """
 
-    def state_of(content: Any) -> dict[str, Any]:
-        state = None
+    def state_of(content: Any) -> Any:
         if isinstance(content, dict):
-            state = content.get("model", content)
-        if not isinstance(state, dict) or not state or not all(isinstance(name, str) for name in state):
-            raise GeniusError(f"{path} holds no `model` state dict")
-        return state
+            return content.get("model", content)
+        return None
 
-    state = read_torch_file(path, state_of, mapped=True)
-    if not all(isinstance(value, Tensor) for value in state.values()):
+    state = read_torch_file(path, state_of)
+    named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not named or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise GeniusError(f"{path} holds no `model` state dict")
     return {re.sub(r"(^|\.)(_orig_mod|module)\.", r"\1", name): tensor for name, tensor in state.items()}
 
 
 def _load(path: Path, unknown: set[str]) -> Any:
     allowed: list[Any] = [(Placeholder, name) for name in unknown]
-    allowed.append((_new_dict, "collections.defaultdict"))
+    allowed.append((lambda *_: {}, "collections.defaultdict"))
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")  # of other pickle protocols
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # torch raises almost anything for a broken file, and many lines of advice
         raise _Refused("its pickle is broken, or holds something other than tensors, numbers and strings") from None
-
-
-def _new_dict(*_: object) -> dict[Any, Any]:
-    return {}
 
 
 # -- the zip archive ---------------------------------------------------------------------------------------------
@@ -150,7 +135,10 @@ def _check_archive(file: BufferedReader, size: int) -> bytes:
         with zipfile.ZipFile(file) as archive:
             root = archive.infolist()[0].filename.partition("/")[0] + "/"
             _check_records(archive.infolist(), root, size)
-            body = _read_pickle(archive, f"{root}data.pkl", size)
+            length = archive.getinfo(f"{root}data.pkl").file_size
+            if length > MAX_PICKLE + size // 64:
+                raise _Refused(f"its pickle has {length:,} bytes")
+            body = archive.read(f"{root}data.pkl")
             damaged = archive.testzip()
     except _Refused:
         raise
@@ -208,13 +196,6 @@ def _check_records(entries: list[zipfile.ZipInfo], root: str, size: int) -> None
         names.add(name)
     if sum(entry.file_size for entry in entries) > size:
         raise _Refused("its records overlap")
-
-
-def _read_pickle(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
-    length = archive.getinfo(name).file_size
-    if length > MAX_PICKLE + size // 64:
-        raise _Refused(f"its pickle has {length:,} bytes")
-    return archive.read(name)
 
 
 # -- the pickle --------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Weights on disk as safetensors, and modules built no larger than their weights. Files and configs may be untrusted.
 
-- The size of a file's header is checked before it is read (digests of whole files: `genius.weight_digests`).
+- The size of a file's header is checked before it is read (also in `genius.weight_arrays`, with digests of whole files).
 - Small files hold matrices as int8 with one scale per row (`pack`) and other tensors as half precision; loading gives float32.
   Packing what `unpack` returned changes nothing, so a model keeps its fingerprint.
 - `build` makes a module from an untrusted config while counting the numbers it allocates, and stops once they exceed the
@@ -20,16 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius.errors import GeniusError, said
-from genius.files import reading
-from genius.weight_arrays import SCALE, check_header
+from genius.weight_arrays import SCALE, opened
 
-BROKEN = (SafetensorError, RuntimeError, MemoryError)  # what a broken file raises
 SMALL = 4096  # smaller tensors are not quantized
 HEAD_WIDTH = 64
 """CLIP has one attention head per 64 channels. A state dict does not say."""
@@ -38,7 +34,7 @@ M = TypeVar("M")
 SLACK_NUMBERS = 1 << 20  # for masks, positions and the like, which are in no file
 SLACK_TENSORS = 512
 
-_SIZED = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})
+_SIZED = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.eye, torch.randn, torch.rand})
 _RANDOM = frozenset({torch.randn, torch.rand})
 _FILLS = frozenset(
     {"uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_"}
@@ -47,16 +43,14 @@ _FILLS = frozenset(
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a file, by name, without reading a tensor."""
-    check_header(path)
-    with reading(f"the weights {path}", *BROKEN), safe_open(path, framework="pt") as file:
+    with opened(path) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Tensors of a file, by name."""
-    check_header(path)
-    with reading(f"the weights {path}", *BROKEN):
-        return load_file(path)
+    with opened(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def pack(tensors: Mapping[str, Tensor], half: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -179,44 +173,16 @@ class _Frame(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _SIZED:
-            size = _size(args, kwargs)
-            self._spend(math.prod(size))
+            options = {name: value for name, value in kwargs.items() if name != "generator"}
+            planned = func(*args, **{**options, "device": "meta"})  # takes no memory
+            self.numbers -= planned.numel()
+            self.tensors -= 1
+            if self.numbers < 0 or self.tensors < 0:
+                raise _Exceeded
             if func in _RANDOM:
-                return torch.zeros(size, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
-        elif func is torch.full:
-            self._spend(math.prod(args[0] if args else kwargs["size"]))
-        elif func is torch.arange:
-            self._spend(max(0, int(_length(args, kwargs))))
-        elif func is torch.eye:
-            self._spend(int(args[0]) * int(args[1] if len(args) > 1 else args[0]))
+                return torch.zeros(planned.shape, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
         elif getattr(func, "__name__", "") in _FILLS:
             target = args[0] if args else kwargs["tensor"]
             target.detach().zero_()  # not left as it is: some draw again until the values please them
             return target
         return func(*args, **kwargs)
-
-    def _spend(self, numbers: int) -> None:
-        self.numbers -= numbers
-        self.tensors -= 1
-        if self.numbers < 0 or self.tensors < 0:
-            raise _Exceeded
-
-
-def _size(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    if "size" in kwargs:
-        size = kwargs["size"]
-    elif args and not isinstance(args[0], int):
-        size = args[0]
-    else:
-        size = args
-    return tuple(int(n) for n in size)
-
-
-def _length(args: Any, kwargs: Mapping[str, Any]) -> float:
-    bounds = slice(*args)
-    start = bounds.start or kwargs.get("start", 0)
-    end = bounds.stop
-    if end is None:
-        end = kwargs["end"]
-    step = bounds.step or kwargs.get("step", 1)
-    return float((end - start) / step)

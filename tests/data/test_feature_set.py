@@ -1,4 +1,4 @@
-"""FeatureSet: the folder and the published files come back as they went in, and broken ones fail with one line."""
+"""FeatureSet: the folder comes back as it went in, and broken ones fail with one line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, FeatureSet, read_published, unhash_id
+from genius.data.features import FeatureSet
 from genius.errors import GeniusError
 from genius.features import Features
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "official"
 
 
 def features(rows: int, image: int = 6, text: int = 6, seed: int = 0) -> Features:
@@ -62,38 +60,6 @@ def test_positives_and_subset() -> None:
     assert part.query_ids == ["9:3", "9:0"] and part.positives() == [[6], [2, 5]] and part.tasks.tolist() == [-1, 0]
 
 
-def write_published(path: Path, features: Features, per_dataset: int) -> None:
-    """A file as the published code writes it, of ids 9:0, 9:1, ..."""
-    numbers = {9 * per_dataset + row: row for row in range(len(features))}
-    masks = {"img_mask": features.image_mask.long(), "text_mask": features.text_mask.long()}
-    torch.save({"img": features.image, "text": features.text, **masks, "id_to_index": numbers}, path)
-
-
-def test_published_files_are_read(tmp_path: Path) -> None:
-    data = example()
-    write_published(tmp_path / "q.pt", data.queries, QUERIES_PER_DATASET)
-    write_published(tmp_path / "c.pt", data.pool, CANDIDATES_PER_DATASET)
-    ids = {data.query_ids[q]: [data.pool_ids[c] for c in rows] for q, rows in enumerate(data.positives()) if rows}
-    back = FeatureSet.from_published(tmp_path / "q.pt", tmp_path / "c.pt", positives=ids)
-    same(back.queries, data.queries)
-    same(back.pool, data.pool)
-    assert back.positives() == data.positives() and back.pool_ids == data.pool_ids
-    with pytest.raises(GeniusError, match="1 judged queries and 1 of their positives"):
-        FeatureSet.from_published(tmp_path / "q.pt", tmp_path / "c.pt", positives={"9:77": [], "9:0": ["9:88"]})
-
-
-def test_published_golden_files() -> None:
-    pool, ids = read_published(GOLDEN / "candidates.pt", CANDIDATES_PER_DATASET)
-    queries, query_ids = read_published(GOLDEN / "queries.pt", QUERIES_PER_DATASET)
-    assert len(pool) == len(ids) == 323 and ids[0] == "9:0" and all(name.startswith("9:") for name in ids)
-    assert len(queries) == len(query_ids) == 272 and bool(queries.text_mask.all())
-
-
-def test_hashed_ids() -> None:
-    assert unhash_id(90_000_012, CANDIDATES_PER_DATASET) == "9:12"
-    assert unhash_id(1_000_003, QUERIES_PER_DATASET) == "2:3"
-
-
 def test_broken_folders_and_sets(tmp_path: Path) -> None:
     with pytest.raises(GeniusError, match="is not a feature set"):
         FeatureSet.load(tmp_path)
@@ -102,9 +68,6 @@ def test_broken_folders_and_sets(tmp_path: Path) -> None:
     (tmp_path / "pool.safetensors").write_bytes(b"\x00" * 32)
     with pytest.raises(GeniusError, match="cannot read"):
         FeatureSet.load(tmp_path)
-    (tmp_path / "bad.pt").write_bytes(b"not a pickle")
-    with pytest.raises(GeniusError, match="published feature file"):
-        read_published(tmp_path / "bad.pt", 10)
     with pytest.raises(GeniusError, match="rows that do not exist"):
         FeatureSet(data.queries, data.pool, torch.tensor([[0, 99]]), data.query_ids, data.pool_ids)
     with pytest.raises(GeniusError, match="more than once"):

@@ -75,16 +75,16 @@ def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     inside = 0
     for trial in range(200):
         values = (rng.random(150) < 0.3).astype(float)
-        low, high = ranking.bootstrap_interval(values, samples=400, seed=trial)
+        low, high = ranking.bootstrap_interval([values], samples=400, seed=trial)
         inside += low <= 0.3 <= high
     assert 0.88 <= inside / 200 <= 0.99
-    narrow = ranking.bootstrap_interval((rng.random(5000) < 0.3).astype(float))
+    narrow = ranking.bootstrap_interval([(rng.random(5000) < 0.3).astype(float)])
     assert narrow[1] - narrow[0] < 0.04
 
 
 def test_average_interval_weighs_tasks_equally() -> None:
     small, large = np.zeros(10), np.ones(10_000)
-    assert ranking.bootstrap_interval_of_average([small, large]) == (0.5, 0.5)
+    assert ranking.bootstrap_interval([small, large]) == (0.5, 0.5)
 
 
 def test_paired_test_against_the_exact_sign_flips() -> None:

@@ -241,7 +241,7 @@ def look():
 for owner, name, call in (
     (folder.Encoded, "add", 3),
     (switching, "stored_again", 1),
-    (switching, "swap", 1),
+    (folder, "swap", 1),
 ):
     status = child(lambda: dies_at(owner, name, call))
     assert os.WIFSIGNALED(status), (name, status)

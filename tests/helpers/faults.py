@@ -40,7 +40,7 @@ from genius import Genius, GeniusError, Index, Item, fit
 from genius.features import Features
 from genius.fit import Fit, FitConfig
 from genius.fit import folder as fit_folder
-from genius.fit.folder import _write_anew, index_with_encoder, refit
+from genius.fit.folder import index_with_encoder, refit, write_anew
 from genius.fit.reencode import go_back, reencode
 from genius.index import commit, learned, opened
 from genius.index.check import check
@@ -207,7 +207,7 @@ def replace_index(folder: Path, model: Genius) -> None:
         reader = open_store(path, about).at(open_store(path, about).latest())
         fresh = begin_replacement(path, about)
         try:
-            _write_anew(model, reader, fresh)
+            write_anew(model, reader, fresh)
         except BaseException:
             remove(fresh, path, about.id)
             raise

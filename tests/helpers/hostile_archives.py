@@ -30,7 +30,7 @@ class Case:
     """`harmless`: reading it may succeed, with the hostile part left out."""
 
     name: str
-    door: str  # convert, uniir, features, optimizer, model or encoder
+    door: str  # convert, uniir, optimizer, model or encoder
     write: Writer
     harmless: bool = False
 
@@ -212,7 +212,7 @@ def pickle_cases() -> list[Case]:
                 + b"su"
             ),
             FOUR,
-            "features",
+            "convert",
         ),
         operations(
             "rows that are not there",
@@ -229,7 +229,7 @@ def pickle_cases() -> list[Case]:
                 + b"su"
             ),
             FOUR,
-            "features",
+            "convert",
         ),
     ]
     return cases

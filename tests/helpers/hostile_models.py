@@ -22,15 +22,13 @@ from safetensors.torch import load_file, save_file
 def go_through(door: str, path: Path) -> None:
     """Show a file to the part of the library that reads such files."""
     from genius import Genius
-    from genius.data.features import read_published
     from genius.encoders import load_encoder
     from genius.model.official import convert_official
-    from genius.train.checkpoint import load_checkpoint
+    from genius.train.loop import load_checkpoint
 
     doors: dict[str, Callable[[], Any]] = {
         "convert": lambda: convert_official(path, path),
         "uniir": lambda: load_encoder(f"uniir:{path}"),
-        "features": lambda: read_published(path, 500_000),
         "optimizer": lambda: load_checkpoint(path),
         "model": lambda: Genius.from_pretrained(path),
         "encoder": lambda: load_encoder(path),

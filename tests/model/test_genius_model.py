@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.config import SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig, as_one_number
 from genius.model.generator import Generator, by_modality
 from genius.model.genius import Genius, for_each_modality
 from genius.model.quantizer import ResidualQuantizer
-from genius.model.weight_names import as_one_number
 
 LEVELS = (3, 6, 5)
 

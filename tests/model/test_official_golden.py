@@ -13,7 +13,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from genius.data.features import CANDIDATES_PER_DATASET, QUERIES_PER_DATASET, read_published
 from genius.features import Features
 from genius.model.genius import Genius
 from genius.model.official import _FUSION, convert_official
@@ -25,6 +24,13 @@ from genius.train.losses import code_losses, contrastive, reconstruction_loss, r
 GOLDEN = Path(__file__).parents[1] / "golden" / "official"
 CHECKPOINTS = (GOLDEN / "rq_clip_large.pth", GOLDEN / "GENIUS_t5small.pth")
 BEAMS = (10, 50)
+
+
+def published_features(path: Path) -> Features:
+    """A file of the published code, `{img, text, img_mask, text_mask, id_to_index}`, in the order of its rows."""
+    body = torch.load(path, weights_only=True)
+    rows = torch.tensor(sorted(body["id_to_index"].values()))
+    return Features(body["img"], body["text"], body["img_mask"].bool(), body["text_mask"].bool())[rows]
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +46,12 @@ def losses() -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def candidates() -> Features:
-    return read_published(GOLDEN / "candidates.pt", CANDIDATES_PER_DATASET)[0]
+    return published_features(GOLDEN / "candidates.pt")
 
 
 @pytest.fixture(scope="module")
 def queries() -> Features:
-    return read_published(GOLDEN / "queries.pt", QUERIES_PER_DATASET)[0]
+    return published_features(GOLDEN / "queries.pt")
 
 
 @pytest.fixture
@@ -128,14 +134,16 @@ def test_generator_training_step_loss_and_gradients(
         assert close(parameter.grad, want[f"gen.grad.{name}"]), name
 
 
-def test_a_converted_folder_reproduces_the_published_ids(tmp_path: Path, want: dict[str, Tensor]) -> None:
+def test_a_converted_folder_reproduces_the_published_ids(
+    tmp_path: Path, want: dict[str, Tensor], candidates: Features, queries: Features
+) -> None:
     files = ["--quantizer", str(CHECKPOINTS[0]), "--generator", str(CHECKPOINTS[1]), "--output", str(tmp_path / "model")]
     subprocess.run([sys.executable, "-m", "genius", "convert", "official", *files], check=True, capture_output=True)
     model = Genius.from_pretrained(tmp_path / "model")
     assert model.config.quantizer.level_sizes == (3, 64, 64, 64, 64)
-    assert torch.equal(model.encode(read_published(GOLDEN / "candidates.pt", CANDIDATES_PER_DATASET)[0]), want["cand.code"])
+    assert torch.equal(model.encode(candidates), want["cand.code"])
     trie = CodeTrie.build(want["pool_codes"].long().numpy(), model.config.quantizer.level_sizes)
-    z, _ = model.embed(read_published(GOLDEN / "queries.pt", QUERIES_PER_DATASET)[0][want["asked"]])
+    z, _ = model.embed(queries[want["asked"]])
     for beams in BEAMS:
         found = beam_search(model.generator, trie, z, beams)
         assert torch.equal(found.codes, want[f"beams{beams}.codes"])

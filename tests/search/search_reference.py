@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.model.config import GeneratorConfig, QuantizerConfig
+from genius.model.config import FAST, GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
-from genius.model.weight_names import FAST
 
 HEADS = (
     "vocabulary",  # table, normalised over all codes

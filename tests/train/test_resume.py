@@ -19,10 +19,9 @@ from train_fixtures import SMALL, small_config, small_data
 
 from genius.errors import GeniusError
 from genius.train import train
-from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.encoder import HeadsStage
 from genius.train.generator import GeneratorStage
-from genius.train.loop import Stage
+from genius.train.loop import Stage, latest_checkpoint, load_checkpoint, save_checkpoint
 from genius.train.quantizer import QuantizerStage
 
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from genius.cli import app
 from genius.train import journal, train
-from genius.train.checkpoint import latest_checkpoint
 from genius.train.config import builtin_about, builtin_names, read_train_config
 from genius.train.generator import GeneratorStage
 from genius.train.journal import hit_rate_table, next_command, verdict
+from genius.train.loop import latest_checkpoint
 from lab.config_fields import fields_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-fields.md"

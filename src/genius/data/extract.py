@@ -14,10 +14,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from genius.encoders.base import (
 )
 from genius.errors import GeniusError
 from genius.features import Features
-from genius.files import write_json
+from genius.files import disk_errors, write_json
 from genius.instructions import KnownInstructions
 from genius.pictures import PictureWorkers
 from genius.types import Modality
@@ -106,18 +106,16 @@ def extract(
     plan = _plan(collection)
     directory.mkdir(parents=True, exist_ok=True)
     _check_stamp(directory, _stamp(encoder, collection, config))
-    parts: list[tuple[str, str, int, Iterator[Any]]] = [
-        ("queries", QUERIES, len(plan.query_ids), (judged.query for judged in collection.queries())),
-        ("pool", POOL, len(plan.pool_ids), collection.pool()),
-    ]
+    queries = _Rows(directory, "queries", QUERIES, len(plan.query_ids), encoder, config)
+    pool = _Rows(directory, "pool", POOL, len(plan.pool_ids), encoder, config)
+    say = progress or (lambda *_: None)
     with ExitStack() as stack:
         workers = None
         if config.workers:
             workers = stack.enter_context(PictureWorkers(config.workers, sent_to_workers(encoder)))
-        for name, file, rows, stream in parts:
-            lay_out(directory / file, rows, widths_of(encoder), config.half)
-            _Shards(directory, name, file, rows, encoder, config, workers, progress).fill(stream)
-    if not _all_done(directory, plan, config):
+        queries.fill((judged.query for judged in collection.queries()), workers, say)
+        pool.fill(collection.pool(), workers, say)
+    if not (queries.complete() and pool.complete()):
         return None
     return _finish(directory, plan)
 
@@ -180,166 +178,154 @@ def _check_stamp(directory: Path, stamp: dict[str, Any]) -> None:
 # -- files at their full size --------------------------------------------------------------------------------------
 
 
-def layout(rows: int, widths: tuple[int, int], half: bool) -> tuple[bytes, dict[str, tuple[int, tuple[int, ...], Any]]]:
-    """Header of a safetensors file with the four tensors, and (offset, shape, dtype) of each."""
-    number: type[np.floating[Any]] = np.float32
-    number_label = "F32"
+class _Rows:
+    """One file's rows, in shards of which this process encodes its own; a mark says that a shard's rows are there."""
+
+    def __init__(self, directory: Path, name: str, file: str, rows: int, encoder: Encoder, config: ExtractConfig) -> None:
+        self.directory = directory
+        self.name = name  # "queries" or "pool"
+        self.path = directory / file
+        self.rows = rows
+        self.encoder = encoder
+        self.config = config
+        self.header, self.places = layout(rows, widths_of(encoder), config.half)
+
+    def fill(self, stream: Iterator[Any], workers: PictureWorkers | None, say: Progress) -> None:
+        """Encode the shards of this process that have no mark yet."""
+        self._lay_out()
+        size = self.config.shard_rows
+        shards = range(self.config.rank, self._shards(), self.config.world)
+        shard_sizes = {shard: min(size, self.rows - shard * size) for shard in shards}
+        total = sum(shard_sizes.values())
+        done = sum(count for shard, count in shard_sizes.items() if self._mark(shard).is_file())
+        say(self.name, done, total)
+        position = 0
+        for shard, count in shard_sizes.items():
+            if self._mark(shard).is_file():
+                continue
+            start = shard * size
+            inputs = list(itertools.islice(stream, start - position, start - position + count))  # paths and texts, not images
+            position = start + count
+            seen = done
+
+            def advance(rows: int) -> None:
+                nonlocal seen
+                seen += rows
+                say(self.name, min(seen, total - 1), total)
+
+            features, problems = self._encode(inputs, workers, advance)
+            with self._disk():
+                write_rows(self.path, self.places, start, features)
+                write_json(self._mark(shard), problems)  # after the rows: a mark means they are there
+            done += count
+            say(self.name, done, total)
+
+    def complete(self) -> bool:
+        """Whether all shards are there, those of other processes too."""
+        return all(self._mark(shard).is_file() for shard in range(self._shards()))
+
+    def _shards(self) -> int:
+        return -(-self.rows // self.config.shard_rows)
+
+    def _mark(self, shard: int) -> Path:
+        return self.directory / "progress" / f"{self.name}-{shard:06d}.json"
+
+    def _lay_out(self) -> None:
+        """Allocate the file's full size, if the file system can: a full disk shows now and not in some hours."""
+        end = len(self.header) + sum(place.size for place in self.places.values())
+        if self.path.is_file() and self.path.stat().st_size == end:
+            return
+        with self._disk():
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)  # other processes may lay it out at the same moment
+            try:
+                os.pwrite(handle, self.header, 0)
+                os.posix_fallocate(handle, 0, end)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+                os.ftruncate(handle, end)
+            finally:
+                os.close(handle)
+
+    def _disk(self) -> AbstractContextManager[None]:
+        return disk_errors(f"cannot write {self.path}", ". What is done is kept: start again when there is space")
+
+    def _encode(
+        self, inputs: list[Any], workers: PictureWorkers | None, advance: Callable[[int], None]
+    ) -> tuple[Features, list[str]]:
+        """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
+        config = self.config
+        with precision(self.encoder, config.precision):
+            features, kept, problems = encode_items(
+                self.encoder,
+                inputs,
+                batch_size=config.batch_size,
+                on_error=config.on_error,
+                on_progress=advance,
+                workers=workers,
+            )
+        if len(kept) == len(inputs):
+            return features, []
+        parts = []
+        for part in (features.image, features.text, features.image_mask, features.text_mask):
+            whole = part.new_zeros(len(inputs), *part.shape[1:])
+            whole[kept] = part
+            parts.append(whole)
+        return Features(*parts), problems
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in a file."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+def layout(rows: int, widths: tuple[int, int], half: bool) -> tuple[bytes, dict[str, _Place]]:
+    """Header of a safetensors file with the four tensors, and the place of each."""
+    label = "F32"
+    number: np.dtype[Any] = np.dtype(np.float32)
     if half:
-        number = np.float16
-        number_label = "F16"
+        label = "F16"
+        number = np.dtype(np.float16)
+    flag = np.dtype(np.bool_)
+    tensors = (
+        ("image", (rows, widths[0]), label, number),
+        ("text", (rows, widths[1]), label, number),
+        ("image_mask", (rows,), "BOOL", flag),
+        ("text_mask", (rows,), "BOOL", flag),
+    )
     table: dict[str, Any] = {}
-    places: dict[str, tuple[int, tuple[int, ...], Any]] = {}
+    places: dict[str, _Place] = {}
     start = 0
-    for name, shape, label, dtype in (
-        ("image", (rows, widths[0]), number_label, number),
-        ("text", (rows, widths[1]), number_label, number),
-        ("image_mask", (rows,), "BOOL", np.bool_),
-        ("text_mask", (rows,), "BOOL", np.bool_),
-    ):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        table[name] = {"dtype": label, "shape": list(shape), "data_offsets": [start, start + size]}
-        places[name] = (start, shape, dtype)
-        start += size
+    for name, shape, type_label, dtype in tensors:
+        places[name] = _Place(start, shape, dtype)
+        end = start + places[name].size
+        table[name] = {"dtype": type_label, "shape": list(shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return header, {name: (len(header) + offset, shape, dtype) for name, (offset, shape, dtype) in places.items()}
+    return header, {name: place._replace(offset=len(header) + place.offset) for name, place in places.items()}
 
 
-def lay_out(path: Path, rows: int, widths: tuple[int, int], half: bool) -> None:
-    header, places = layout(rows, widths, half)
-    end = max(offset + int(np.prod(shape)) * np.dtype(dtype).itemsize for offset, shape, dtype in places.values())
-    if path.is_file() and path.stat().st_size == end:
-        return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # other processes may lay it out at the same moment
-    try:
-        os.pwrite(handle, header, 0)
-        _reserve(handle, end)
-    except OSError as error:
-        raise _disk_full(path, error) from None
-    finally:
-        os.close(handle)
-
-
-def _reserve(handle: int, size: int) -> None:
-    """Allocate the file's full size, if the file system can: a full disk shows now and not in some hours."""
-    try:
-        os.posix_fallocate(handle, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(handle, size)
-
-
-def _disk_full(path: Path, error: OSError) -> GeniusError:
-    return GeniusError(f"cannot write {path}: {error.strerror or error}. What is done is kept: start again when there is space")
-
-
-@dataclass
-class _Shards:
-    """One file's rows in ranges; this process encodes its own."""
-
-    directory: Path
-    name: str  # "queries" or "pool"
-    file: str
-    rows: int
-    encoder: Encoder
-    config: ExtractConfig
-    workers: PictureWorkers | None
-    progress: Progress | None
-
-    def fill(self, stream: Iterator[Any]) -> None:
-        size = self.config.shard_rows
-        shards = range(self.config.rank, -(-self.rows // size), self.config.world)
-        shard_sizes = {shard: min(size, self.rows - shard * size) for shard in shards}
-        todo = [shard for shard in shard_sizes if not _mark(self.directory, self.name, shard).is_file()]
-        total = sum(shard_sizes.values())
-        done = total - sum(shard_sizes[shard] for shard in todo)
-        self._say(done, total)
-        position = 0
-        for shard in todo:
-            inputs = list(itertools.islice(stream, shard * size - position, shard * size - position + shard_sizes[shard]))
-            position = shard * size + shard_sizes[shard]  # `inputs` are paths and texts, not images
-            self._encode(shard, inputs, done, total)
-            done += shard_sizes[shard]
-            self._say(done, total)
-
-    def _encode(self, shard: int, inputs: list[Any], done: int, total: int) -> None:
-        seen = 0
-
-        def advance(rows: int) -> None:
-            nonlocal seen
-            seen += rows
-            self._say(min(done + seen, total - 1), total)
-
-        with precision(self.encoder, self.config.precision):
-            features, problems = _encode(self.encoder, inputs, self.config, advance, self.workers)
-        path = self.directory / self.file
-        _, places = layout(self.rows, widths_of(self.encoder), self.config.half)
-        try:
-            write_rows(path, places, shard * self.config.shard_rows, features)
-            write_json(_mark(self.directory, self.name, shard), problems)  # after the rows: a mark means they are there
-        except OSError as error:
-            raise _disk_full(path, error) from None
-
-    def _say(self, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress(self.name, done, total)
-
-
-def _mark(directory: Path, name: str, shard: int) -> Path:
-    return directory / "progress" / f"{name}-{shard:06d}.json"
-
-
-def write_rows(path: Path, places: dict[str, tuple[int, tuple[int, ...], Any]], start: int, features: Features) -> None:
+def write_rows(path: Path, places: Mapping[str, _Place], start: int, features: Features) -> None:
     """Write exactly these rows' bytes, and sync: neighbours belong to other processes, maybe on other machines."""
     with path.open("r+b") as file:
-        for name, (offset, shape, dtype) in places.items():
-            values = getattr(features, name).numpy().astype(dtype)
-            file.seek(offset + start * int(np.prod(shape[1:])) * values.itemsize)
+        for name, place in places.items():
+            values = getattr(features, name).numpy().astype(place.dtype)
+            file.seek(place.offset + start * int(np.prod(place.shape[1:])) * values.itemsize)
             file.write(values.tobytes())
         file.flush()
         os.fsync(file.fileno())
 
 
-# -- encoding one shard --------------------------------------------------------------------------------------------
-
-
-def _encode(
-    encoder: Encoder,
-    inputs: list[Any],
-    config: ExtractConfig,
-    advance: Callable[[int], None],
-    workers: PictureWorkers | None,
-) -> tuple[Features, list[str]]:
-    """Features of every input in order; unreadable ones have both masks 0 and a line in the problems."""
-    features, kept, problems = encode_items(
-        encoder, inputs, batch_size=config.batch_size, on_error=config.on_error, on_progress=advance, workers=workers
-    )
-    if len(kept) == len(inputs):
-        return features, []
-    return _spread(features, kept, len(inputs)), problems
-
-
-def _spread(features: Features, kept: Sequence[int], rows: int) -> Features:
-    """The same with empty rows in place of those that could not be read."""
-    parts = []
-    for part in (features.image, features.text, features.image_mask, features.text_mask):
-        whole = part.new_zeros(rows, *part.shape[1:])
-        whole[list(kept)] = part
-        parts.append(whole)
-    return Features(*parts)
-
-
 # -- the end -------------------------------------------------------------------------------------------------------
-
-
-def _all_done(directory: Path, plan: _Plan, config: ExtractConfig) -> bool:
-    for name, rows in (("queries", len(plan.query_ids)), ("pool", len(plan.pool_ids))):
-        shards = -(-rows // config.shard_rows)
-        if not all(_mark(directory, name, shard).is_file() for shard in range(shards)):
-            return False
-    return True
 
 
 def _finish(directory: Path, plan: _Plan) -> FeatureSet:
@@ -365,20 +351,15 @@ def _finish(directory: Path, plan: _Plan) -> FeatureSet:
     whole = bool(readable_queries.all() and readable_items.all())
     if not whole:
         result = result.take_queries(readable_queries.nonzero()[:, 0]).take_pool(readable_items.nonzero()[:, 0])
-    _write_problems(directory)
+    marks = sorted((directory / "progress").glob("*.json"))
+    problems = [line for mark in marks for line in json.loads(mark.read_text(encoding="utf-8"))]
+    if problems:
+        (directory / "problems.txt").write_text("\n".join(problems) + "\n", encoding="utf-8")
     if plan.instructions is not None:
         plan.instructions.save(directory)
     result.save(directory, vectors=not whole)  # the vectors are in place already, unless rows were dropped
     shutil.rmtree(directory / "progress", ignore_errors=True)
     return FeatureSet.load(directory)
-
-
-def _write_problems(directory: Path) -> None:
-    lines: list[str] = []
-    for path in sorted((directory / "progress").glob("*.json")):
-        lines += cast(list[str], json.loads(path.read_text(encoding="utf-8")))
-    if lines:
-        (directory / "problems.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def modality_counts(features: Features) -> dict[str, int]:

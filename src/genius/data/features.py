@@ -8,8 +8,6 @@ disk it is a folder of safetensors and one JSON file:
     pairs.safetensors     query (P,), positive (P,): every positive of every query, one row each
     pools.safetensors     optional: task id -> rows of the task's own pool; absent: every task searches the whole pool
     ids.json              query ids, pool ids, the task of every query, task names; optional: how often each query occurs
-
-The published `*_IT_dict.pt` files (`{img, text, img_mask, text_mask, id_to_index}`) are read too.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.features import Features
 from genius.files import parse_json, write_json, write_whole
-from genius.torch_file import read_torch_file
 from genius.weight_files import read_tensors
 
 QUERIES = "queries.safetensors"
@@ -35,8 +32,6 @@ PAIRS = "pairs.safetensors"
 POOLS = "pools.safetensors"
 IDS = "ids.json"
 FORMAT = 1
-CANDIDATES_PER_DATASET = 10_000_000  # the published hash of a candidate id "d:i" is d * this + i
-QUERIES_PER_DATASET = 500_000  # ... and of a query id
 
 
 @dataclass
@@ -224,21 +219,6 @@ class FeatureSet:
         """
         return all((Path(directory) / name).is_file() for name in (QUERIES, POOL, IDS))
 
-    # -- the published files -----------------------------------------------------------------------------------
-
-    @classmethod
-    def from_published(cls, query_pt: str | Path, pool_pt: str | Path, positives: Mapping[str, Sequence[str]]) -> FeatureSet:
-        """Join two published `*_IT_dict.pt` files. Ids come back in M-BEIR's "dataset:number" form.
-
-        Args:
-            query_pt: File of the queries.
-            pool_pt: File of the candidates.
-            positives: Query id -> candidate ids. Unknown ids are an error with a count and an example.
-        """
-        queries, query_ids = read_published(query_pt, QUERIES_PER_DATASET)
-        pool, pool_ids = read_published(pool_pt, CANDIDATES_PER_DATASET)
-        return cls(queries, pool, pairs_from_ids(positives, query_ids, pool_ids), query_ids, pool_ids)
-
 
 def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[str], pool_ids: Sequence[str]) -> Tensor:
     """(P, 2) rows from ids; ids that are in neither list fail with counts and examples."""
@@ -255,45 +235,12 @@ def pairs_from_ids(positives: Mapping[str, Sequence[str]], query_ids: Sequence[s
     return torch.tensor(rows, dtype=torch.long).reshape(-1, 2)
 
 
-def unhash_id(value: int, per_dataset: int) -> str:
-    return f"{value // per_dataset}:{value % per_dataset}"
-
-
-def read_published(path: str | Path, per_dataset: int) -> tuple[Features, list[str]]:
-    """A published feature file -> features and ids, row by row. Only tensors and numbers are unpickled."""
-    path = Path(path)
-    try:
-        body: Any = read_torch_file(path, mapped=True)  # mapped, not read: the pools are gigabytes
-    except GeniusError as error:
-        raise GeniusError(f"cannot read {path} as a published feature file: {error}") from None
-    keys = {"img", "text", "img_mask", "text_mask", "id_to_index"}
-    if not isinstance(body, dict) or not keys <= body.keys():
-        raise GeniusError(f"{path} is not a published feature file: it needs {', '.join(sorted(keys))}")
-    numbers = body["id_to_index"]
-    if not isinstance(numbers, dict) or not all(type(n) is int and n >= 0 for pair in numbers.items() for n in pair):
-        raise GeniusError(f"{path} is not a published feature file: id_to_index does not give a row to every id")
-    dimensions = {"img": 2, "text": 2, "img_mask": 1, "text_mask": 1}
-    if not all(isinstance(body[key], Tensor) and body[key].ndim == count for key, count in dimensions.items()):
-        raise GeniusError(f"{path} is not a published feature file: its features are not (rows, width) with (rows,) masks")
-    if len({len(body[key]) for key in dimensions}) != 1:
-        raise GeniusError(f"{path} is not a published feature file: its parts differ in rows")
-    entries = sorted((row, name) for name, row in numbers.items())
-    rows = torch.tensor([row for row, _ in entries], dtype=torch.long)
-    features = Features(body["img"], body["text"], body["img_mask"].bool(), body["text_mask"].bool())
-    if rows.numel() and int(rows.max()) >= len(features):
-        raise GeniusError(f"{path}: id_to_index names row {int(rows.max())} of {len(features)}")
-    if not torch.equal(rows, torch.arange(len(features))):
-        features = features[rows]  # rows that no id names (or two ids share) are not candidates of their own
-    return features, [unhash_id(name, per_dataset) for _, name in entries]
-
-
 # -- small file helpers ------------------------------------------------------------------------------------------
 
 
 def features_to_tensors(features: Features, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The four tensors of a features file. Missing rows become zeros, so that garbage is never stored."""
-    image = torch.where(features.image_mask[:, None], features.image, features.image.new_zeros(()))
-    text = torch.where(features.text_mask[:, None], features.text, features.text.new_zeros(()))
+    image, text = features.masked()
     if dtype is not None:
         image = image.to(dtype)
         text = text.to(dtype)

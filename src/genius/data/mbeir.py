@@ -190,8 +190,8 @@ class MBeir:
         root: The folder.
         split: train, union_train (up-sampled: what the paper trains on), val, union_val or test.
         tasks: Keys of the tasks to keep; None: all that are there.
-        instructions: File of the instructions; None: the one in the folder, else our own templates.
-        seed: Of the choice among the four prompts, per query: it does not depend on order or workers.
+        seed: Of the choice among the four prompts of the folder (without them: our own templates), per query: it does not
+            depend on order or workers.
     """
 
     def __init__(
@@ -200,7 +200,6 @@ class MBeir:
         *,
         split: str = "test",
         tasks: tuple[str, ...] | None = None,
-        instructions: str | Path | None = None,
         seed: int = 0,
     ) -> None:
         if split not in SPLITS:
@@ -222,7 +221,8 @@ class MBeir:
         self.tasks: tuple[Task, ...] = tuple(task_of(key) for key in keys)
         self.number = {key: number for number, key in enumerate(keys)}
         self.pools = [self._local_pool(key) for key in keys]
-        self._prompts = self._read_prompts(instructions)
+        prompts = self.root / INSTRUCTIONS
+        self._prompts = read_instructions(prompts) if prompts.is_file() else {}
 
     def _tasks_in(self, file: QueryFile) -> set[str]:
         """Keys of the tasks whose queries a file holds. A mixed file is skimmed, which also counts repeated queries."""
@@ -274,16 +274,6 @@ class MBeir:
         return pool
 
     # -- instructions ------------------------------------------------------------------------------------------
-
-    def _read_prompts(self, given: str | Path | None) -> dict[tuple[int, Modality, Modality], list[str]]:
-        path = self.root / INSTRUCTIONS
-        if given is not None:
-            path = Path(given)
-        if not path.is_file():
-            if given is not None:
-                raise GeniusError(f"no such instruction file: {path}")
-            return {}
-        return read_instructions(path)
 
     def instruction(self, query_id: str, task: Task) -> str:
         """One of the prompts for this query, the same in every run with this seed.

@@ -11,14 +11,13 @@ Objects in place of URIs: `objects`. A family's module is imported when one of i
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 from genius.encoders.base import Encoder, encode_items, encode_queries
 from genius.errors import GeniusError, said
-from genius.files import read_json
-from genius.weight_digests import check_digests, write_digests
+from genius.files import read_json, write_json
+from genius.weight_arrays import check_digests, write_digests
 
 __all__ = ["Encoder", "encode_items", "encode_queries", "load_encoder", "register", "resolve"]
 
@@ -195,8 +194,7 @@ def write_spec(directory: Path, family: str, settings: dict[str, Any] | None = N
     directory.mkdir(parents=True, exist_ok=True)
     (directory / GRAPHS).unlink(missing_ok=True)  # graphs of the weights that were here before
     write_digests(directory)
-    body = {"family": family, **(settings or {})}
-    (directory / SPEC).write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / SPEC, {"family": family, **(settings or {})}, indent=2)
 
 
 def bundled_names() -> list[str]:

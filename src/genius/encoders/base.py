@@ -172,32 +172,54 @@ def encode_items(
         Features of the items that could be read, their positions, and one line for each that could not.
     """
     rows = [_row(item) for item in items]
-    return _encode(rows, encoder, batch_size, on_error, on_progress, on_picture, workers)
+    parts: list[Features] = []
+    kept: list[int] = []
+    problems: list[str] = []
+    shrink = getattr(encoder, "prepare_image", _at_most)
+
+    def load(position: int, source: ImageInput) -> Image.Image:
+        name = f"the image of {rows[position].name!r}"
+        if workers is not None:
+            return workers.open(source, name)
+        with loaded(source, least=WORKING_SIDE, name=name, large=True) as picture:
+            if on_picture is not None:
+                on_picture(position, picture)
+            return shrink(picture)  # type: ignore[no-any-return]
+
+    threads = THREADS
+    if workers is not None:
+        threads = workers.count
+    for start, pictures in open_ahead([row.source for row in rows], load, batch_size, threads):
+        good: list[tuple[_Row, Image.Image | None]] = []
+        for position, picture in enumerate(pictures, start):
+            if isinstance(picture, GeniusError):
+                if on_error == "raise":
+                    raise picture
+                problems.append(f"{rows[position].name}: {picture}")
+                continue
+            kept.append(position)
+            good.append((rows[position], picture))
+        parts.append(_towers(good, encoder))
+        if on_progress is not None:
+            on_progress(len(pictures))
+    features = Features.cat(parts or [_towers([], encoder)])
+    if not getattr(encoder, "without_torch", False):
+        features = features.as_tensors()
+    return features, kept, problems
 
 
-def encode_queries(
-    encoder: Encoder,
-    queries: Sequence[Query],
-    *,
-    batch_size: int = 64,
-    on_progress: Callable[[int], None] | None = None,
-    instructions: bool = True,
-    workers: PictureWorkers | None = None,
-) -> Features:
+def encode_queries(encoder: Encoder, queries: Sequence[Query], *, batch_size: int = 64, instructions: bool = True) -> Features:
     """Encode queries. The text side reads instruction and text, so it is present if either is.
 
     Args:
         encoder: The encoder.
         queries: The queries.
         batch_size: Queries per encoder call.
-        on_progress: Called with the number of queries after every batch.
         instructions: Whether a target without an instruction gets a default one.
-        workers: Processes that decode in place of threads.
     """
     if not instructions:
         queries = [replace(query, target=None) for query in queries]
-    rows = [_row(query) for query in queries]
-    return _encode(rows, encoder, batch_size, "raise", on_progress, None, workers)[0]
+    return encode_items(encoder, queries, batch_size=batch_size)[0]
 
 
 class _Row(NamedTuple):
@@ -208,60 +230,10 @@ class _Row(NamedTuple):
     name: str  # for the message when the picture cannot be read
 
 
-_Batch = Sequence[tuple[_Row, Image.Image | None]]
-
-
 def _row(item: Item | Query) -> _Row:
     if isinstance(item, Query):
         return _Row(item.image, query_text(item), "the query")
     return _Row(item.image, format_text(item.text or ""), item.id)
-
-
-def _encode(
-    rows: Sequence[_Row],
-    encoder: Encoder,
-    batch_size: int | Sequence[int],
-    on_error: OnError,
-    on_progress: Callable[[int], None] | None,
-    on_picture: OnPicture | None = None,
-    workers: PictureWorkers | None = None,
-) -> tuple[Features, list[int], list[str]]:
-    parts: list[Features] = []
-    kept: list[int] = []
-    problems: list[str] = []
-    shrink = getattr(encoder, "prepare_image", _at_most)
-
-    def load(position: int, source: ImageInput) -> Image.Image:
-        if workers is not None:
-            return workers.open(source, f"the image of {rows[position].name!r}")
-        with loaded(source, least=WORKING_SIDE, name=f"the image of {rows[position].name!r}", large=True) as picture:
-            if on_picture is not None:
-                on_picture(position, picture)
-            return shrink(picture)  # type: ignore[no-any-return]
-
-    threads = THREADS
-    if workers is not None:
-        threads = workers.count
-    for start, pictures in open_ahead([row.source for row in rows], load, batch_size, threads):
-        batch = rows[start : start + len(pictures)]
-        good: list[tuple[_Row, Image.Image | None]] = []
-        for offset, (row, picture) in enumerate(zip(batch, pictures, strict=True)):
-            if isinstance(picture, GeniusError):
-                if on_error == "raise":
-                    raise picture
-                problems.append(f"{row.name}: {picture}")
-                continue
-            kept.append(start + offset)
-            good.append((row, picture))
-        parts.append(_towers(good, encoder))
-        if on_progress is not None:
-            on_progress(len(batch))
-    if not parts:
-        parts.append(_towers([], encoder))
-    features = Features.cat(parts)
-    if not getattr(encoder, "without_torch", False):
-        features = features.as_tensors()
-    return features, kept, problems
 
 
 def sent_to_workers(encoder: object) -> Shrink:
@@ -279,7 +251,7 @@ def _at_most(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def _towers(batch: _Batch, encoder: Encoder) -> Features:
+def _towers(batch: Sequence[tuple[_Row, Image.Image | None]], encoder: Encoder) -> Features:
     n = len(batch)
     image_width, text_width = widths_of(encoder)
     image: Any = np.zeros((n, image_width), np.float32)

@@ -23,7 +23,7 @@ from genius.encoders import GRAPHS
 from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
 from genius.files import read_json, write_json
-from genius.weight_digests import check_files, digest_files
+from genius.weight_arrays import check_files, digest_files
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"

@@ -41,8 +41,10 @@ def as_encoder(source: Any) -> Encoder:
         return source
     if isinstance(source, type):
         raise GeniusError(f"{source.__name__} is a class: give an object of it")
-    if callable(getattr(source, "encode_texts", None)) or callable(getattr(source, "encode_images", None)):
-        return ObjectEncoder(source, getattr(source, "encode_texts", None), getattr(source, "encode_images", None))
+    own = [getattr(source, name, None) for name in ("encode_texts", "encode_images")]
+    texts, images = (method if callable(method) else None for method in own)
+    if texts is not None or images is not None:
+        return ObjectEncoder(source, texts, images)
     if callable(getattr(source, "encode", None)):
         return _from_sentence_transformer(source)
     raise GeniusError(
@@ -60,12 +62,6 @@ def _from_sentence_transformer(model: Any) -> ObjectEncoder:
     return ObjectEncoder(model, methods.get("text"), methods.get("image"))
 
 
-def _callable_or_none(method: Any) -> Any:
-    if callable(method):
-        return method
-    return None
-
-
 class ObjectEncoder:
     """Implements the encoder protocol with the methods of another object.
 
@@ -78,8 +74,8 @@ class ObjectEncoder:
     def __init__(self, source: Any, texts: Any, images: Any) -> None:
         self.source = source
         self.name = type(source).__name__
-        self._texts = _callable_or_none(texts)
-        self._images = _callable_or_none(images)
+        self._texts = texts
+        self._images = images
         self.width = self._find_width()
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:

@@ -19,7 +19,6 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -30,6 +29,7 @@ from genius.encoders.inputs import Pixels, Tokens
 from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_whole
+from genius.weight_arrays import opened
 from genius.weight_files import build, check_fit, fingerprint, read_shapes, read_tensors
 
 HEADS = "heads.safetensors"
@@ -121,7 +121,7 @@ def read_heads(path: Path) -> Heads | None:
     """The heads in a file that training wrote; None where there is no such file."""
     if not path.is_file():
         return None
-    with safe_open(path, framework="pt") as file:
+    with opened(path, "pt") as file:
         sizes = {name: int(value) for name, value in (file.metadata() or {}).items() if str(value).isdecimal()}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     heads = Heads(**sizes)

@@ -31,7 +31,7 @@ from genius.evaluate.methods import (
     Space,
 )
 from genius.model.genius import Genius
-from genius.ranking import Floats, bootstrap_interval, bootstrap_interval_of_average, holm, judge, paired_p_value, per_query
+from genius.ranking import Floats, bootstrap_interval, holm, judge, paired_p_value, per_query
 from genius.search import SEARCHES, SearchParams
 from genius.types import Modality
 
@@ -153,7 +153,7 @@ class Evaluation:
         """
         config = self.about["config"]
         groups = [self.main_values[task.key, method, pool] for task in self.tasks]
-        return bootstrap_interval_of_average(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
+        return bootstrap_interval(groups, samples=config["bootstrap"] or 1, seed=config["seed"])
 
     def to_json(self) -> dict[str, Any]:
         tasks = [{**asdict(t), "query": t.query.label, "target": t.target.label} for t in self.tasks]
@@ -331,6 +331,10 @@ def _judge(
         evaluation.runs[task.key, label, scope] = (np.where(answer.rows >= 0, pool.rows[answer.rows], -1), answer.scores)
     p_values = _p_values(values, main, config)
     for label, answer in answers.items():
+        intervals: dict[str, tuple[float, float]] = {}
+        if config.bootstrap:
+            for name, numbers in values[label].items():
+                intervals[name] = bootstrap_interval([numbers], samples=config.bootstrap, seed=config.seed)
         evaluation.results.append(
             Result(
                 task=task.key,
@@ -340,7 +344,7 @@ def _judge(
                 pool_size=len(pool),
                 queries=len(answer.rows),
                 metrics={name: float(numbers.mean()) for name, numbers in values[label].items()},
-                intervals=_intervals(values[label], config),
+                intervals=intervals,
                 p_value=p_values.get(label),
                 queries_per_second=answer.queries_per_second,
                 bytes_per_item=answer.bytes_per_item,
@@ -349,12 +353,6 @@ def _judge(
                 main=main,
             )
         )
-
-
-def _intervals(values: dict[str, Floats], config: EvalConfig) -> dict[str, tuple[float, float]]:
-    if not config.bootstrap:
-        return {}
-    return {name: bootstrap_interval(numbers, samples=config.bootstrap, seed=config.seed) for name, numbers in values.items()}
 
 
 def _p_values(values: dict[str, dict[str, Floats]], main: str, config: EvalConfig) -> dict[str, float]:

@@ -51,7 +51,7 @@ def markdown(evaluation: Evaluation, *, title: str, command: str = "") -> str:
     parts = [f"# {title}", _about(evaluation, command)]
     for pool in evaluation.pools:
         parts.append(f"## {POOL_TITLES.get(pool, pool)}")
-        parts.append(main_table(evaluation, pool))
+        parts.append(markdown_table(*main_rows(evaluation, pool)))
         parts.append(_detail_table(evaluation, pool))
         parts.append(_cost_table(evaluation, pool))
     parts.append(NOTES)
@@ -78,13 +78,8 @@ def _about(evaluation: Evaluation, command: str) -> str:
     return "\n\n".join(lines)
 
 
-def main_table(evaluation: Evaluation, pool: str) -> str:
-    """Tasks down, methods across, the main metric in percent."""
-    return markdown_table(*main_rows(evaluation, pool))
-
-
 def main_rows(evaluation: Evaluation, pool: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of that table: one row a task, then the average."""
+    """Header and rows of the main metric in percent: one row a task, then the average; a column a method."""
     methods = evaluation.methods
     rows: list[list[str]] = []
     last = ""

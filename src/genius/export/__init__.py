@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from genius.features import Features
 from genius.files import write_whole
 from genius.model.generator import Generator, KeysValues
 from genius.model.genius import Genius
-from genius.model.quantizer import Fusion, ResidualQuantizer, score_fusion
+from genius.model.quantizer import ResidualQuantizer, score_fusion
 from genius.search.decoder import Decoder, DecoderState
 from genius.weight_arrays import SCALE, unpack
 from genius.weight_files import SMALL, pack
@@ -63,14 +64,12 @@ def graphs(model: Genius) -> dict[str, Graph]:
         out |= towers(model.encoder)
     config = model.config.generator
     vector = torch.zeros(1, model.config.width)
-    dense = model.config.rerank_embedding != "fused"
-    outputs: tuple[str, ...] = ("z",)
-    if dense:
-        outputs = ("z", "dense")
-    out["fusion"] = Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, {})
+    part, outputs = fuse(model)
+    out["fusion"] = Graph(part, {"image": vector, "text": vector + 1}, outputs, {})
     codes = torch.zeros(2, config.levels, dtype=torch.long)
-    out["reconstruct"] = Graph(Reconstruction(model.quantizer), {"codes": codes}, ("vector",), {"codes": {0: "items"}})
-    out["start"] = Graph(Start(model.generator), {"z": vector}, ("cross",), {})
+    part = Part(model.quantizer.decode_prefix, quantizer=model.quantizer)
+    out["reconstruct"] = Graph(part, {"codes": codes}, ("vector",), {"codes": {0: "items"}})
+    out["start"] = Graph(start(model.generator), {"z": vector}, ("cross",), {})
     for level in range(config.levels):
         out[f"step_{level}"] = _step_graph(model, level)
     return out
@@ -88,7 +87,7 @@ def _step_graph(model: Genius, level: int) -> Graph:
         inputs["codes"] = torch.zeros(beams, level, dtype=torch.long)
         inputs["past"] = torch.zeros(config.layers, 2, beams, config.heads, level, config.d_kv)
         free = {"codes": {0: "beams"}, "past": {2: "beams"}}
-    return Graph(DecoderStep(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
+    return Graph(decoder_step(model.generator, model.quantizer), inputs, ("log_p", "past_after"), free)
 
 
 def towers(encoder: Encoder) -> dict[str, Graph]:
@@ -104,8 +103,8 @@ def towers(encoder: Encoder) -> dict[str, Graph]:
         text = encoder.text
         length = encoder.config.text_length
     elif isinstance(encoder, DualEncoder) and isinstance(encoder.pixels, Pixels):
-        image = _Pooled(encoder, "_pool_images")
-        text = _Pooled(encoder, "_pool_texts")
+        image = Part(encoder._pool_images, encoder=encoder)
+        text = Part(encoder._pool_texts, encoder=encoder)
         length = encoder._length()
     else:
         raise GeniusError(
@@ -131,121 +130,87 @@ def pixels_of(encoder: Any) -> Pixels:
     return pixels
 
 
-class _Pooled(nn.Module):
-    """One tower of a dual encoder as a module of its own."""
+class Part(nn.Module):
+    """A function of tensors and the modules that it computes with, as one module to trace.
 
-    def __init__(self, encoder: DualEncoder, method: str) -> None:
+    Args:
+        compute: The function.
+        modules: What it computes with; names of weights begin with the names given here.
+    """
+
+    def __init__(self, compute: Callable[..., Any], **modules: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.method = method
+        self.compute = compute
+        for name, module in modules.items():
+            self.add_module(name, module)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        vector: Tensor = getattr(self.encoder, self.method)(*inputs)
-        return vector
+    def forward(self, *inputs: Tensor) -> Any:
+        """What the function makes of them.
+
+        Args:
+            inputs: Of the function.
+        """
+        return self.compute(*inputs)
 
 
-class Fuse(nn.Module):
+def fuse(model: Genius) -> tuple[Part, tuple[str, ...]]:
     """Two vectors (n, D), zeros where there is none -> z, and the vector to rank by where that is another one.
 
     Args:
-        fusion: The model's fusion.
-        dense: Whether the unit sum of both vectors is wanted, too.
+        model: The model.
+
+    Returns:
+        The part, and the names of its outputs.
     """
+    dense = model.config.rerank_embedding != "fused"
 
-    def __init__(self, fusion: Fusion, dense: bool) -> None:
-        super().__init__()
-        self.fusion = fusion
-        self.dense = dense
-
-    def forward(self, image: Tensor, text: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """z (n, D), and the dense vectors (n, D) if they are wanted.
-
-        Args:
-            image: (n, width) vectors; zero where there is no image.
-            text: (n, width) vectors; zero where there is no text.
-        """
+    def compute(image: Tensor, text: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         present = torch.ones_like(image[:, 0], dtype=torch.bool)
         features = Features(image, text, present, present)
-        z: Tensor = self.fusion(features)
-        if self.dense:
+        z: Tensor = model.fusion(features)
+        if dense:
             return z, score_fusion(features)
         return z
 
-
-class Reconstruction(nn.Module):
-    """Codes (n, M) -> what they stand for (n, D), the sum of their vectors.
-
-    Args:
-        quantizer: The model's quantizer.
-    """
-
-    def __init__(self, quantizer: ResidualQuantizer) -> None:
-        super().__init__()
-        self.quantizer = quantizer
-
-    def forward(self, codes: Tensor) -> Tensor:
-        """The embedding that the codes stand for.
-
-        Args:
-            codes: (n, levels) codes, or the first of them.
-        """
-        return self.quantizer.decode_prefix(codes)
+    return Part(compute, fusion=model.fusion), ("z", "dense") if dense else ("z",)
 
 
-class Start(nn.Module):
+def start(generator: Generator) -> Part:
     """z (1, D) -> keys and values of every layer's attention to the query: (layers, 2, heads, prefix, d_kv).
 
     Args:
         generator: The decoder.
     """
 
-    def __init__(self, generator: Generator) -> None:
-        super().__init__()
-        self.generator = generator
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Keys and values of the memory of a query, one row per layer.
-
-        Args:
-            z: (1, D) embedding of the query.
-        """
-        state = Decoder(self.generator).start(z)
+    def compute(z: Tensor) -> Tensor:
+        state = Decoder(generator).start(z)
         return torch.stack([torch.cat([memory.keys, memory.values]) for memory in state.cross])
 
+    return Part(compute, generator=generator)
 
-class DecoderStep(nn.Module):
+
+def decoder_step(generator: Generator, quantizer: ResidualQuantizer) -> Part:
     """One step of the decoder for n beams of one query and one modality: log p of every next code.
 
-    z (1, D); cross: from `Start`; codes (n, level): the codes so far; past (layers, 2, n, heads, level, d_kv): keys and values.
+    z (1, D); cross: from `start`; codes (n, level): the codes so far; past (layers, 2, n, heads, level, d_kv): keys and values.
     At level 0 there is one beam, and neither codes nor past. -> log_p (n, K of the level), and past with one more place.
 
     Args:
         generator: The decoder.
-        quantizer: Holds the codebooks of a tied head.
+        quantizer: Holds the codebooks of a tied head, which so have names.
     """
 
-    def __init__(self, generator: Generator, quantizer: ResidualQuantizer) -> None:
-        super().__init__()
-        self.generator = generator
-        self.quantizer = quantizer  # where the head is tied to codebooks they are its own: so that they have names
-
-    def forward(self, z: Tensor, cross: Tensor, codes: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the next codes of one query, and what the decoder has read so far.
-
-        Args:
-            z: (1, D) embedding of the query.
-            cross: Keys and values of its memory, from `Start`.
-            codes: (beams, level) codes so far; None: none.
-            past: Keys and values of the codes read before; None: none.
-        """
+    def compute(z: Tensor, cross: Tensor, codes: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if codes is None:
             codes = torch.empty(1, 0, dtype=torch.long)
         read: list[KeysValues] = []
         if past is not None:
             read = [KeysValues(layer[0], layer[1]) for layer in past]
         state = DecoderState(z, [KeysValues(layer[:1], layer[1:]) for layer in cross], read)
-        log_p, state = Decoder(self.generator, one_modality=True).next_log_probs(codes[None], state)
+        log_p, state = Decoder(generator, one_modality=True).next_log_probs(codes[None], state)
         return log_p[0], torch.stack([torch.stack([memory.keys, memory.values]) for memory in state.past])
+
+    return Part(compute, generator=generator, quantizer=quantizer)
 
 
 def import_onnx() -> Any:
@@ -343,7 +308,7 @@ def trace_graph(graph: Graph, optimize: bool = True) -> Any:
             opset_version=OPSET,
             input_names=list(graph.inputs),
             output_names=list(graph.outputs),
-            dynamic_shapes=tuple(free.values()),
+            dynamic_shapes=(tuple(free.values()),) if isinstance(graph.module, Part) else tuple(free.values()),
         )
     assert program is not None
     body = program.model_proto

@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from genius.encoders import load_encoder, resolve
 from genius.encoders.graphs import TOKENIZER, encoder_settings, write_graphs_json
 from genius.encoders.mini import WEIGHTS as ENCODER_WEIGHTS
 from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
-from genius.export import Fuse, Graph, import_onnx, towers, trace_graph, without_metadata
+from genius.export import Graph, Part, fuse, import_onnx, towers, trace_graph, without_metadata
 from genius.files import write_whole
-from genius.model.generator import Generator
+from genius.model.config import first_name
 from genius.model.genius import ENCODER, WEIGHTS, Genius
-from genius.model.weight_names import first_name
 from genius.search.decoder import Decoder
 from genius.weight_arrays import SCALE, unpack
 from genius.weight_files import read_shapes, read_tensors
@@ -33,20 +32,6 @@ from genius.weight_files import read_shapes, read_tensors
 ROWS = "rows"  # name of the size that differs from call to call
 LARGEST_OWN = 1 << 16  # numbers of a weight that a graph may hold itself, where the file has it in another form
 DTYPES = {"F32": "FLOAT", "F16": "FLOAT16", "I8": "INT8"}  # safetensors -> ONNX
-
-
-class ModalityLogProbs(nn.Module):
-    """z (N, D) -> (N, 3): log p(modality | query), the decoder's first step."""
-
-    def __init__(self, generator: Generator) -> None:
-        super().__init__()
-        self.generator = generator
-
-    def forward(self, z: Tensor) -> Tensor:
-        decoder = Decoder(self.generator)
-        before_first = z.new_empty((z.shape[0], 1, 0), dtype=torch.long)
-        log_probs, _ = decoder.next_log_probs(before_first, decoder.start(z))
-        return log_probs[:, 0]
 
 
 def store_graphs(source: str | Path) -> dict[str, int]:
@@ -76,14 +61,20 @@ def store_graphs(source: str | Path) -> dict[str, int]:
 
 def _model_graphs(model: Genius) -> dict[str, Graph]:
     vector = torch.zeros(2, model.config.width)
-    dense = model.config.rerank_embedding != "fused"
-    outputs: tuple[str, ...] = ("z",)
-    if dense:
-        outputs = ("z", "dense")
+    part, outputs = fuse(model)
     free = {"image": {0: ROWS}, "text": {0: ROWS}}
-    graphs = {"fusion": Graph(Fuse(model.fusion, dense), {"image": vector, "text": vector + 1}, outputs, free)}
+    graphs = {"fusion": Graph(part, {"image": vector, "text": vector + 1}, outputs, free)}
+
+    def modality_log_probs(z: Tensor) -> Tensor:
+        """The decoder's first step: (N, D) -> (N, 3)."""
+        decoder = Decoder(model.generator)
+        before_first = z.new_empty((z.shape[0], 1, 0), dtype=torch.long)
+        log_probs, _ = decoder.next_log_probs(before_first, decoder.start(z))
+        return log_probs[:, 0]
+
     if model.config.quantizer.labelled:
-        graphs["modality"] = Graph(ModalityLogProbs(model.generator), {"z": vector}, ("log_probs",), {"z": {0: ROWS}})
+        part = Part(modality_log_probs, generator=model.generator)
+        graphs["modality"] = Graph(part, {"z": vector}, ("log_probs",), {"z": {0: ROWS}})
     return graphs
 
 

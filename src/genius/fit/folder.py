@@ -39,6 +39,7 @@ from genius.fit.vectors import own_queries, own_query_bank
 from genius.index import Index, writing
 from genius.index.folder import (
     INSIDE,
+    About,
     WriteLock,
     about_of,
     begin_replacement,
@@ -107,11 +108,15 @@ class Encoded:
         self._take(keys, features_from_tensors(tensors))
 
     def of(self, keys: Sequence[ItemKey]) -> Features:
-        """Features of items that are here, in this order."""
-        return self.all()[torch.tensor([self.rows[key] for key in keys], dtype=torch.long)]
+        """Features of items that are here, in this order, float32."""
+        rows = torch.tensor([self.rows[key] for key in keys], dtype=torch.long)
+        return self._joined()[rows].to("cpu", torch.float32)
 
     def all(self) -> Features:
-        """Every row, by `rows`."""
+        """Every row, by `rows`, float32."""
+        return self._joined().to("cpu", torch.float32)
+
+    def _joined(self) -> Features:
         if len(self.parts) > 1:
             self.parts = [Features.cat(self.parts)]
         return self.parts[0]
@@ -223,7 +228,7 @@ def index_with_encoder(
             done = _fit(unfitted, encoded, sample, fit_config, on_step)
             model = done.model
         else:
-            model = unfitted_model(_full(encoded), unfitted.encoder, unfitted.uri, fit_config)
+            model = unfitted_model(encoded.all(), unfitted.encoder, unfitted.uri, fit_config)
         with _writing(output / MODEL):
             model.save_pretrained(output / MODEL)
         model.source = f"local-dir:{(output / MODEL).absolute()}"
@@ -249,7 +254,7 @@ def _fit(unfitted: Unfitted, encoded: Encoded, sample: Sequence[tuple[Item, Item
     say("generating synthetic queries")
     rows = [encoded.rows[key] for _, key in sample]
     queries = synthesize_queries(unfitted.encoder, [item for item, _ in sample], rows=rows)
-    return fit_collection(_full(encoded), queries, unfitted.encoder, unfitted.uri, config, say)
+    return fit_collection(encoded.all(), queries, unfitted.encoder, unfitted.uri, config, say)
 
 
 def _check_encoder(index: Index, uri: str) -> None:
@@ -300,16 +305,10 @@ def _write(index: Index, encoded: Encoded, paths: Sequence[str | Path], config: 
 
     for batch in batched(known(), config.batch_size):
         features = encoded.of([_key(item, stamp) for item, stamp in batch])
-        report = writing.write(
-            index, batch, replace=True, batch_size=len(batch), on_error="skip", features=features.to("cpu", torch.float32)
-        )
+        report = writing.write(index, batch, replace=True, batch_size=len(batch), on_error="skip", features=features)
         added += report.added
         tell("indexing", len(batch), len(encoded))
     return added
-
-
-def _full(encoded: Encoded) -> Features:
-    return encoded.all().to("cpu", torch.float32)
 
 
 def _key(item: Item, stamp: Stamp) -> ItemKey:
@@ -352,22 +351,29 @@ def refit(folder: Path, config: FitConfig | None = None, say: Say | None = None,
         else:
             rows = [row for row, _ in sample]
             fit_queries = synthesize_queries(old.encoder, [item for _, item in sample], rows=rows)
-        temporary = begin_replacement(folder, about)
-        try:
-            uri = None
-            if old.config.encoder is not None:
-                uri = settled(old.config.encoder)
+        uri = None
+        if old.config.encoder is not None:
+            uri = settled(old.config.encoder)
+        with replaced(folder, about) as temporary:
             fit = fit_vectors(old.fusion, z, modality, fit_queries, old.encoder, uri, config, say)
             if old.encoder is None:
                 fit.model.queries = old.queries
                 if fit_queries is not None:
                     fit.model.queries = own_query_bank(fit_queries, old.fusion, z.shape[1])
-            _write_anew(fit.model, reader, temporary)
-        except BaseException:
-            remove(temporary, folder, about.id)
-            raise
-        swap(folder, temporary)
+            write_anew(fit.model, reader, temporary)
     return fit
+
+
+@contextmanager
+def replaced(folder: Path, about: About) -> Iterator[Path]:
+    """A folder to write a whole index into; it takes the place of the index at the end, or leaves no trace."""
+    temporary = begin_replacement(folder, about)
+    try:
+        yield temporary
+    except BaseException:
+        remove(temporary, folder, about.id)
+        raise
+    swap(folder, temporary)
 
 
 def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, Item]]]:
@@ -385,7 +391,7 @@ def _read(reader: Reader) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, I
     return torch.nn.functional.normalize(z, dim=1), torch.tensor(modalities), sample
 
 
-def _write_anew(model: Genius, reader: Reader, target: Path) -> None:
+def write_anew(model: Genius, reader: Reader, target: Path) -> None:
     """A whole index of the same items under another model."""
     stored_again(model, reader, reader.schema, _with_codes(model, good_rows(reader)), target)
 

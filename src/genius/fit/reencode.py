@@ -30,19 +30,17 @@ from genius.encoders.base import batched, encode_items
 from genius.errors import GeniusError, Problems, counted
 from genius.files import read_json, rename, sync_directory, write_json
 from genius.fit import FitConfig, Say, Unfitted, fit_collection
-from genius.fit.folder import AT_ONCE, Encoded, Tell, modalities_of, stored_again, with_columns
+from genius.fit.folder import AT_ONCE, Encoded, Tell, modalities_of, replaced, stored_again, with_columns
 from genius.fit.synthetic_queries import MOST, synthesize_queries
 from genius.index import Index
 from genius.index.folder import (
     About,
     WriteLock,
     about_of,
-    begin_replacement,
     clear,
     finish_swap,
     load_index_model,
     open_store,
-    swap,
     take_name,
 )
 from genius.index.paths import MODEL, REENCODED, is_sibling, origin_of, previous_of, remove, replacement_of, write_origin
@@ -189,13 +187,8 @@ class _Run:
             self._encode(reader)
             skipped = self._skipped(reader)
             self._write_skipped([item_id for item_id, _ in skipped])
-            temporary = begin_replacement(self.path, self.about)
-            try:
+            with replaced(self.path, self.about) as temporary:
                 items = self._write(model, reader, temporary)
-            except BaseException:
-                remove(temporary, self.path, self.about.id)
-                raise
-            swap(self.path, temporary)
         ended = time.monotonic()
         problems = Problems(line for _, line in skipped)
         uri = self.unfitted.uri or repr(self.unfitted)
@@ -283,9 +276,8 @@ class _Run:
         self.say("generating synthetic queries")
         sample, rows = self._sample()
         queries = synthesize_queries(self.unfitted.encoder, sample, rows=rows)
-        features = self.encoded.all().to("cpu", torch.float32)
         new = self.unfitted
-        model = fit_collection(features, queries, new.encoder, new.uri, self.config, self.say).model
+        model = fit_collection(self.encoded.all(), queries, new.encoder, new.uri, self.config, self.say).model
         half = self.work / f"{MODEL}.half"
         remove(half, self.path)
         try:
@@ -333,8 +325,7 @@ class _Run:
             if not kept:
                 continue
             batch = batch.take(pa.array(kept))
-            features = self.encoded.of([keys[row] for row in kept]).to("cpu", torch.float32)
-            z = model.fusion.cpu().embed(features)
+            z = model.fusion.cpu().embed(self.encoded.of([keys[row] for row in kept]))
             codes = model.quantizer.cpu().encode(z, modalities_of(batch)).numpy().astype(np.uint16)
             self.count += len(kept)
             yield with_columns(batch, {"_codes": codes, "_embedding": z.numpy().astype(np.float16)})

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from genius.errors import GeniusError
 from genius.index import cache, learned, opened
 from genius.index.folder import About, WriteLock, clear, open_or_create, read_about
+from genius.index.ledger import Damaged
 from genius.index.opened import RETRIES, CommittedRows, HistoryDiverged, Live, Replaced
 from genius.index.paths import id_of, origin_of
 from genius.index.reader import Reader, Vanished
@@ -88,11 +89,13 @@ class OpenIndex:
             before = id_of(self.path)
             try:
                 return open_or_create(self.path, model, create, self.write_lock, durable, vectors)
-            except GeniusError:
+            except GeniusError as error:
                 if before is None:
                     raise
                 after = read_about(self.path)  # waits while it is being replaced
-                if after is None or after.id == before:
+                if after is None:
+                    raise
+                if after.id == before and not isinstance(error, Damaged):  # what looks damaged may be parts of two: it was back
                     raise
         return open_or_create(self.path, model, create, self.write_lock, durable, vectors)
 

@@ -57,9 +57,12 @@ class Codebooks(nn.Module):
         """(K_level, D) code vectors; (3 K_level, D), one modality after the other, where each has its own."""
         return self.get_buffer(f"codes_{self.config.codebook_number(level)}")
 
-    def codebook_of(self, level: int, modality: int) -> Tensor:
-        """(K_level, D) code vectors of one modality's items."""
-        return self.codebook(level)[self.config.codebook_rows(level, modality)]
+    def codebook_of(self, level: int, modality: int | None) -> Tensor:
+        """(K_level, D) code vectors of one modality's items; None: those of all."""
+        codebook = self.codebook(level)
+        if modality is None:
+            return codebook
+        return codebook[self.config.codebook_rows(level, modality)]
 
     def rows_of(self, level: int, code: Tensor, modality: Tensor) -> Tensor:
         """Rows of `codebook(level)` of codes (N,) whose items have these modalities (N,)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genius.encoders.base import Encoder, OnError, encode_items, encode_queries
@@ -16,7 +17,8 @@ from genius.features import Features, module_of
 from genius.instructions import KnownInstructions
 from genius.model.confidence import Confidence
 from genius.model.config import GeniusConfig
-from genius.model.known_items import Knows
+from genius.model.known_items import Knows, load_knows
+from genius.model.query_bank import QueryBank
 from genius.types import Item, Query
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Embedder:
     config: GeniusConfig
     encoder: Encoder | None
     knows: Knows | None
+    queries: QueryBank | None
     instructions: KnownInstructions | None = None  # that it was trained with; None: instructions are encoded as they are
 
     @property
@@ -133,12 +136,19 @@ class Embedder:
         modality = self._on_device(features.modality[: len(queries)])
         return Embedded(z, dense, modality, list(range(len(queries))), [])
 
-    def _know(self, instructions: KnownInstructions | None) -> None:
-        """Take the instructions of training; the encoder classifies words that no list has."""
-        self.instructions = instructions
-        if instructions is not None and self.encoder is not None:
+    def _learn_from(self, directory: Path) -> None:
+        """Read what a model folder knows besides weights; the encoder classifies words that no list of instructions has."""
+        self.knows = load_knows(directory)
+        self.queries = QueryBank.load(directory, self.config.width)
+        self.instructions = KnownInstructions.load(directory)
+        if self.instructions is not None and self.encoder is not None:
             frozen = getattr(self.encoder, "tower_texts", None)  # before trained heads, which know the words of their data alone
-            instructions.read_words_by(frozen or self.encoder.encode_texts)
+            self.instructions.read_words_by(frozen or self.encoder.encode_texts)
+
+    def _take(self, encoder: Encoder | None) -> None:
+        if encoder is not None and encoder.width != self.config.width:
+            raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {self.config.width}")
+        self.encoder = encoder
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:

@@ -32,8 +32,7 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks
-from genius.model.config import SPECIALS, GeneratorConfig
-from genius.model.weight_names import FAST, START_SCALE, current_name
+from genius.model.config import FAST, SPECIALS, START_SCALE, GeneratorConfig, current_name
 
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
@@ -312,18 +311,14 @@ class Generator(nn.Module):
         """
         tokens: list[Tensor] = []
         if first == 0:
-            tokens.append(self._start_token(codes.shape[0]))
+            start = self.tokens.weight[START] if self.config.head == "table" else self.codebook_head.start
+            tokens.append(start.expand(codes.shape[0], -1))
         for level in range(max(first - 1, 0), codes.shape[1]):
             if self.config.head == "codebooks":
                 tokens.append(self.codebook_head.token(level, codes[:, level], codes[:, 0]))
             else:
                 tokens.append(self.tokens(codes[:, level] + self.config.offsets[level]))
         return torch.stack(tokens, 1)
-
-    def _start_token(self, rows: int) -> Tensor:
-        if self.config.head == "codebooks":
-            return self.codebook_head.start.expand(rows, -1)
-        return self.tokens.weight[START].expand(rows, -1)
 
     def hidden(self, x: Tensor, cross: list[KeysValues], past: list[KeysValues] | None = None) -> tuple[Tensor, list[KeysValues]]:
         """Run new inputs after those read before.

@@ -21,18 +21,24 @@ from genius.errors import GeniusError, said
 from genius.features import Features
 from genius.files import write_json, write_whole
 from genius.instructions import FILE as INSTRUCTIONS
-from genius.instructions import KnownInstructions
-from genius.model.config import CONFIG, FORMAT, GeniusConfig, encoder_uri, read_model_config
+from genius.model.config import (
+    CONFIG,
+    FORMAT,
+    SCALES,
+    GeniusConfig,
+    current_name,
+    encoder_uri,
+    model_fingerprint,
+    read_model_config,
+)
 from genius.model.embedding import Embedder
 from genius.model.generator import Generator
-from genius.model.known_items import KNOWS, Knows, load_knows, save_knows
+from genius.model.known_items import KNOWS, Knows, save_knows
 from genius.model.quantizer import Fusion, ResidualQuantizer, build_quantizer, score_fusion
 from genius.model.query_bank import FILE as QUERIES
 from genius.model.query_bank import QueryBank
-from genius.model.weight_names import SCALES, current_name, model_fingerprint
 from genius.types import Item
-from genius.weight_arrays import tensor_names, unpack
-from genius.weight_digests import check_digests, write_digests
+from genius.weight_arrays import check_digests, tensor_names, unpack, write_digests
 from genius.weight_files import build, check_fit, pack, read_shapes, read_tensors
 
 WEIGHTS = "model.safetensors"
@@ -91,11 +97,6 @@ class Genius(Embedder):
         self.knows: Knows | None = None
         self.queries: QueryBank | None = None
         self._take(encoder)
-
-    def _take(self, encoder: Encoder | None) -> None:
-        if encoder is not None and encoder.width != self.config.width:
-            raise GeniusError(f"the encoder is {encoder.width} wide, the model expects {self.config.width}")
-        self.encoder = encoder
 
     def __repr__(self) -> str:
         sizes = " x ".join(map(str, self.config.quantizer.level_sizes))
@@ -313,9 +314,7 @@ class Genius(Embedder):
         elif (directory / ENCODER).is_dir():
             model._take(load_encoder(f"local-dir:{directory / ENCODER}"))
         model.source = str(source)
-        model.knows = load_knows(directory)
-        model.queries = QueryBank.load(directory, config.width)
-        model._know(KnownInstructions.load(directory))
+        model._learn_from(directory)
         return model.to(device)
 
     def _try(self, directory: Path) -> None:

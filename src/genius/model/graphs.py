@@ -20,16 +20,12 @@ from genius.encoders import resolve
 from genius.encoders.graphs import GraphEncoder, Graphs, has_graphs
 from genius.errors import GeniusError
 from genius.features import Features, check_finite
-from genius.instructions import KnownInstructions
 from genius.model.assignment import fill_codes
-from genius.model.config import QuantizerConfig, encoder_uri, read_model_config
+from genius.model.config import QuantizerConfig, encoder_uri, model_fingerprint, read_model_config
 from genius.model.embedding import Embedder
-from genius.model.known_items import load_knows
 from genius.model.query_bank import QueryBank
-from genius.model.weight_names import model_fingerprint
 from genius.optional import LazyPart, has_torch, import_torch
-from genius.weight_arrays import array_names, read_arrays
-from genius.weight_digests import check_digests
+from genius.weight_arrays import array_names, check_digests, read_arrays
 
 if TYPE_CHECKING:
     from genius.model.genius import Genius
@@ -76,14 +72,10 @@ class GraphModel(Embedder):
             check_digests(directory)
         else:
             self.graphs = Graphs(directory)
-            self.encoder = _encoder_of(directory, self.config.encoder)
-        if self.encoder is not None and self.encoder.width != self.config.width:
-            raise GeniusError(f"the encoder is {self.encoder.width} wide, the model expects {self.config.width}")
+            self._take(_encoder_of(directory, self.config.encoder))
         if self.graphs and self.encoder and self.encoder.fingerprint() != self.graphs.settings.get("encoder"):
             raise GeniusError(f"{directory} has graphs for another encoder: run genius export graphs again")
-        self.knows = load_knows(directory)
-        self.queries = QueryBank.load(directory, self.config.width)
-        self._know(KnownInstructions.load(directory))
+        self._learn_from(directory)
 
     def __repr__(self) -> str:
         return f"GraphModel({self.source!r}, {self.config.width} wide)"

@@ -7,7 +7,6 @@ nothing of indexes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.features import as_numpy
-from genius.files import read_json, write_whole
+from genius.files import read_json, write_json
 from genius.types import Modality
 
 KNOWS = "knows.json"
@@ -101,8 +100,7 @@ def knows(decode: Callable[[Any], Any], z: Any, modality: Any, codes: Any, about
 
 
 def save_knows(directory: Path, known: Knows) -> None:
-    text = json.dumps(known.to_dict(), indent=2) + "\n"
-    write_whole(directory / KNOWS, lambda path: path.write_text(text, encoding="utf-8"))
+    write_json(directory / KNOWS, known.to_dict(), indent=2)
 
 
 def load_knows(directory: Path) -> Knows | None:

@@ -108,13 +108,8 @@ class ResidualQuantizer(Codebooks):
         if modality is not None:
             modality = modality.long()
         codes = torch.empty(len(z), self.config.levels, dtype=torch.long, device=z.device)
-        fill_codes(self.config, self._codebook_for, z, modality, codes)
+        fill_codes(self.config, self.codebook_of, z, modality, codes)
         return codes
-
-    def _codebook_for(self, level: int, modality: int | None) -> Tensor:
-        if modality is None:
-            return self.codebook(level)
-        return self.codebook_of(level, modality)
 
     def _check(self, z: Tensor, modality: Tensor | None) -> None:
         if z.ndim != 2 or z.shape[1] != self.config.width:

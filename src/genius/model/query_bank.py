@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from genius.errors import GeniusError
 from genius.features import as_numpy
-from genius.files import open_regular, reading, write_whole
+from genius.files import write_whole
+from genius.weight_arrays import opened
 
 FILE = "queries.safetensors"
 FORMAT = "genius-queries-1"
@@ -270,7 +270,8 @@ class QueryBank:
         Raises:
             GeniusError: If the file is not a bank of this width.
         """
-        arrays = _read(path)
+        with opened(path) as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         try:
             z = _read_vectors(arrays, path)
             modality = arrays["modality"].astype(np.int64)
@@ -362,13 +363,6 @@ def _bias_numbers(stored: Mapping[str, Any], path: Path) -> tuple[Floats | None,
     if shares.shape != weights.shape or not bool(((shares >= 0) & (shares <= 1)).all()):
         raise GeniusError(f"{path} holds shares of the item bias for codes that are out of range")
     return weights, temperatures, shares
-
-
-def _read(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file, by name."""
-    broken = (MemoryError, SafetensorError, ValueError, TypeError, KeyError)
-    with reading(f"the weights {path}", *broken), open_regular(path) as file:
-        return load(file.read())
 
 
 def _log_sum_exp(values: Floats) -> Floats:

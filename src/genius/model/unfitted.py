@@ -15,11 +15,20 @@ from safetensors.numpy import save
 from genius.config import to_dict
 from genius.errors import GeniusError
 from genius.files import write_json, write_whole
-from genius.model.config import CONFIG, FORMAT, SIZES, FusionConfig, GeneratorConfig, GeniusConfig, QuantizerConfig
+from genius.model.config import (
+    CONFIG,
+    FAST,
+    FORMAT,
+    SIZES,
+    START_SCALE,
+    FusionConfig,
+    GeneratorConfig,
+    GeniusConfig,
+    QuantizerConfig,
+)
 from genius.model.graphs import WEIGHTS
 from genius.model.query_bank import QueryBank
-from genius.model.weight_names import FAST, START_SCALE
-from genius.weight_digests import write_digests
+from genius.weight_arrays import write_digests
 
 MAX_WIDTH = 16_384
 UNFITTED_LEVELS = (3,) + (16,) * 8  # codes of a model that saw no item yet; a refit chooses others

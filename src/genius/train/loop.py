@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -21,22 +22,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from genius.encoders.base import find_device
 from genius.errors import GeniusError
 from genius.files import write_json, write_whole
-from genius.train.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from genius.torch_file import read_torch_file
 from genius.train.config import RunConfig, Schedule, StageConfig
 from genius.train.journal import Journal
 from genius.train.losses import rank, send, world_size
 from genius.train.selection import Selection
+from genius.weight_files import read_tensors
 
 CHECKPOINT_SECONDS = 30.0  # a checkpoint at least this often
 LOOKS = 20  # validations, evenly spread over the steps
 BAR_EVERY = 5  # steps between updates of the progress bar
+PREFIX = "step-"
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.pt"
+PROGRESS = "progress.json"
 
 
 def step_seed(seed: int, stage: str, step: int, rank: int = 0) -> int:
@@ -273,7 +280,7 @@ def finish(stage: Stage, run: Callable[[], dict[str, float]], runtime: Runtime, 
     """Run a stage, or read back what it left when it has already finished."""
     weights, values = _results(folder, stage.name)
     if finished(folder, stage.name):
-        _restore(stage, load_file(weights), weights)
+        _restore(stage, read_tensors(weights), weights)
         stage.to(runtime.device).eval()
         runtime.journal.note(f"{stage.name}: already trained")
         return dict(json.loads(values.read_text(encoding="utf-8")))
@@ -361,3 +368,54 @@ def _restore(stage: Stage, weights: Mapping[str, Tensor], path: Path) -> None:
         stage.load_state_dict(dict(weights))
     except RuntimeError:
         raise GeniusError(f"{path} is of other sizes than this config; choose another output") from None
+
+
+# -- checkpoints: folders that are written under another name and renamed, so that a kill leaves the old or the new one -----
+
+
+def save_checkpoint(
+    folder: Path, step: int, weights: dict[str, Tensor], optimizer: dict[str, Any], progress: dict[str, Any]
+) -> Path:
+    """Write `folder/step-N` and remove older checkpoints. If the disk is full, the previous one stays."""
+    target = folder / f"{PREFIX}{step:09d}"
+    temporary = folder / f".writing-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        torch.save(optimizer, temporary / OPTIMIZER)
+        (temporary / PROGRESS).write_text(json.dumps({"step": step, **progress}), encoding="utf-8")
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch words it in its own way for a full disk
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        kept = "What is done is kept: start again when there is space"
+        raise GeniusError(f"cannot write the checkpoint {target}: {reason}. {kept}") from None
+    if target.exists():
+        shutil.rmtree(target)
+    temporary.rename(target)  # from here on the new one counts
+    for old in folder.iterdir():
+        if old != target:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    checkpoints = sorted(folder.glob(f"{PREFIX}*"))
+    if not checkpoints:
+        return None
+    return checkpoints[-1]
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """(weights, optimizer state, progress). The optimizer file is read without running any code from it."""
+    try:
+        weights = read_tensors(path / WEIGHTS)
+        optimizer = read_torch_file(path / OPTIMIZER)
+        progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise GeniusError(f"cannot read the checkpoint {path}: {error}; delete it to start the stage again") from None
+    return weights, optimizer, progress
