@@ -30,7 +30,7 @@ from genius.serve.settings import ServeConfig
 
 OPEN_FILES = 8192  # a connection is an open file, and some systems allow only 256 by default
 SEND_BUFFER_BYTES = 256 * 1024  # of a connection: a client that reads nothing gets no more made for it
-WORKER_TIMEOUT_S = 60  # for a worker to answer its supervisor, and for a replacement to be ready
+WORKER_TIMEOUT_S = 60  # for a worker that lives to answer its supervisor, and for a replacement to be ready
 
 
 class _Server(uvicorn.Server):
@@ -44,6 +44,15 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logs.event("drain", open_connections=len(self.server_state.connections))
         await super().shutdown(sockets)
+
+
+class Supervisor(Multiprocess):
+    """uvicorn's supervisor, which notices at once that a worker died, also one that it is asking for a sign of life."""
+
+    def keep_subprocess_alive(self) -> None:
+        for process in self.processes:
+            process.child_conn.close()  # the worker has its own: when it dies, the pipe ends, and nobody waits for an answer
+        super().keep_subprocess_alive()
 
 
 def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None] = lambda url: None) -> bool:
@@ -80,7 +89,7 @@ def serve_workers(
     on_listening(address(listener, config))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     app = functools.partial(_worker_app, open_app, config)
-    Multiprocess(_options(app, config, factory=True, workers=workers), [listener]).run()
+    Supervisor(_options(app, config, factory=True, workers=workers), [listener]).run()
 
 
 def _worker_app(open_app: Callable[[], FastAPI], config: ServeConfig) -> FastAPI:
