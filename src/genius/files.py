@@ -1,4 +1,4 @@
-"""Files: atomic and durable writes, and JSON that may be untrusted."""
+"""Files: atomic and durable writes, JSON that may be untrusted, and object-store addresses in place of paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -221,3 +222,11 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def url_of(path: str | Path) -> str | None:
+    """The address in an object store that a path stands for; None for an ordinary path. (A `Path` drops one of its slashes.)"""
+    found = re.fullmatch(r"s3:/{1,2}([^/].*)", str(path))
+    if found is None:
+        return None
+    return f"s3://{found[1].rstrip('/')}"

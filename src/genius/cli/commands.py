@@ -21,7 +21,7 @@ MODULES = ("index", "search", "serve", "upkeep", "train", "data")
 PANELS: dict[str, tuple[str, ...]] = {
     "Search": ("demo", "search", "explain", "duplicates", "serve", "mcp"),
     "Build and change an index": ("index", "learn", "info", "delete", "optimize", "reencode"),
-    "Back up and check an index": ("check", "repair", "snapshot", "restore"),
+    "Back up, check and publish an index": ("check", "repair", "snapshot", "restore", "publish"),
     "Train and evaluate models": ("train", "attach", "eval", "features", "data", "convert"),
     "Export": ("export",),
 }

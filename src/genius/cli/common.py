@@ -1,4 +1,4 @@
-"""What commands share: errors as one line with an exit status, JSON or text output, and progress."""
+"""What commands share: errors as one line with an exit status, JSON or text output, progress, and indexes in an object store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 
 from genius.errors import GeniusError, without_controls
+from genius.files import url_of
 
 Tell = Callable[[str, int, int], None]
 """Called with the phase, the items done since the last call, and all items (0: unknown)."""
@@ -183,3 +185,41 @@ def feature_progress() -> Iterator[Callable[[str, int, int], None]]:
             shown[part] = done
 
         yield show
+
+
+def here(path: Path, follow: bool = False) -> Path:
+    """The folder of an index. An index in an object store is copied to this machine, or its copy is updated.
+
+    Args:
+        path: A folder, or an address such as s3://BUCKET/NAME.
+        follow: Keep the copy up to date in the background.
+    """
+    address = url_of(path)
+    if address is None:
+        return path
+    from genius.scale import objects
+
+    folder = objects.local_copy(address)
+    if follow:
+        objects.follow(address)
+    return folder
+
+
+def sources_here(paths: list[Path], output: Path) -> list[Path]:
+    """Sources as local files: those in an object store are copied next to the index."""
+    if url_of(output) is not None:
+        raise GeniusError(
+            f"cannot write an index to an object store: index into a folder, then run genius publish FOLDER {url_of(output)}"
+        )
+    local_paths = []
+    for path in paths:
+        address = url_of(path)
+        if address is None:
+            local_paths.append(path)
+            continue
+        from genius.scale.objects import fetch_sources
+
+        folder = output.with_name(f"{output.name}.sources")
+        note(f"copying {address} to {folder}")
+        local_paths.append(fetch_sources(address, folder))
+    return local_paths

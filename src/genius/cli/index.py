@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def index(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files and folders: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH"),
+        typer.Argument(help="Files, folders or s3://...: images, texts, JSONL, CSV, TSV, Parquet.", metavar="PATH"),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Index folder; created if it does not exist.")] = Path(
         "my.genius"
@@ -133,7 +133,7 @@ def index(
       genius index rows.parquet --vector-column embedding -o own.genius
       genius index rows.parquet --ray ray://head:10001
     """
-    from genius.cli.common import kept_if_interrupted, phases
+    from genius.cli.common import kept_if_interrupted, phases, sources_here
     from genius.index import Index
     from genius.index.folder import read_about
     from genius.index.ingest import Indexed, IngestConfig, ingest
@@ -142,7 +142,7 @@ def index(
 
     if not paths and not (fit or refit):
         raise GeniusError("give files or folders to index")
-    paths = paths or []
+    paths = sources_here(paths or [], output)
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:  # before a model is loaded
         raise GeniusError(f"no such file or folder: {missing}")

@@ -155,13 +155,15 @@ def open_index(path: Path, model: str | None, version: int | None, device: str =
         version: An older one; None: the newest.
         device: Where the model runs. On a CPU stored graphs are taken, which start faster than torch. Empty: torch, on the CPU.
     """
+    from genius.cli.common import here
     from genius.index import Index
     from genius.index.folder import about_of, load_index_model
 
-    loaded = load_index_model(path, model, about_of(path), graphs=device in ("auto", "cpu"))
+    folder = here(path)
+    loaded = load_index_model(folder, model, about_of(folder), graphs=device in ("auto", "cpu"))
     if device:
         loaded = loaded.to(device)
-    return Index.open(path, loaded, version=version)
+    return Index.open(folder, loaded, version=version)
 
 
 def _query_vector(path: Path | None) -> Any:

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     indexes: list[str] = typer.Argument(
         metavar="INDEX",
-        help="Index folder. Several become collections: named as their folder, or NAME=INDEX.",
+        help="Index folder, or s3://... of `genius publish`. Several become collections: named as their folder, or NAME=INDEX.",
     ),
     model: str | None = typer.Option(None, help="Model folder or URI. Default: the index's model."),
     create: bool = typer.Option(False, "--create", help="Create an empty index if there is none. Needs --model."),
@@ -93,7 +93,7 @@ def serve(
     check_exposure(settings, known)
     check_tls(settings.tls_cert, settings.tls_key)  # before the model is loaded
     logs.configure(settings.log_level)
-    paths = _collections(indexes)
+    paths, settings = _collections(indexes, settings)
 
     def listening(url: str, **about: Any) -> None:
         shown = [str(path) for path in paths.values()]
@@ -117,8 +117,12 @@ def serve(
     leave(0 if finished else 1)
 
 
-def _collections(indexes: list[str]) -> dict[str, Path]:
-    """Names and folders of the collections."""
+def _collections(indexes: list[str], settings: ServeConfig) -> tuple[dict[str, Path], ServeConfig]:
+    """Names and folders of the collections. A published index is a local copy that follows the original, so it is read-only."""
+    from dataclasses import replace
+
+    from genius.cli.common import here
+    from genius.files import url_of
     from genius.serve.app import collection_name
 
     paths: dict[str, Path] = {}
@@ -129,11 +133,14 @@ def _collections(indexes: list[str]) -> dict[str, Path]:
             path = Path(folder)
         else:
             name = ""
+        if url_of(path) is not None:
+            settings = replace(settings, read_only=True)
+            path = here(path, follow=True)
         name = name or collection_name(path)
         if name in paths:
             raise GeniusError(f"two collections have the name {name}: give names, such as a={paths[name]} b={path}")
         paths[name] = path
-    return paths
+    return paths, settings
 
 
 def _open_app(

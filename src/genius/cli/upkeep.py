@@ -1,4 +1,4 @@
-"""Keep an index safe: `genius check`, `repair`, `snapshot`, `restore`. Change its encoder (`reencode`); learn from queries."""
+"""Keep an index safe: `genius check`, `repair`, `snapshot`, `restore`, and a copy in an object store (`publish`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from genius.cli.common import command, console, emit, note, tell
 from genius.cli.index import DeviceOption, IndexArgument, JsonOption, ModelOption
 from genius.errors import GeniusError, Problems, counted
+from genius.files import url_of
 
 VersionOption = Annotated[
     int | None, typer.Option(help="An older version instead of the newest. `genius info --versions` lists them.")
@@ -18,7 +19,7 @@ SHOWN = 50  # lines printed for people; --json has more
 
 
 def register(app: typer.Typer) -> None:
-    for function in (check, repair, snapshot, restore, reencode, learn):
+    for function in (check, repair, snapshot, restore, reencode, publish, learn):
         app.command(function.__name__)(function)
 
 
@@ -228,3 +229,29 @@ def reencode(
     for line in done.skipped[:SHOWN]:
         note(f"  left out {line}")
     print(f"{path}: {counted(done.items, 'item')} under {done.encoder}; genius reencode {path} --back undoes it")
+
+
+@command
+def publish(
+    path: IndexArgument,
+    url: Annotated[str, typer.Argument(help="Destination: s3://BUCKET/NAME.genius.", metavar="URL")],
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Discard what an interrupted publish left. Only if no other process publishes there.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an index to an object store, or update the copy. Only new files are sent.
+
+    `genius serve s3://BUCKET/NAME.genius` serves the copy and follows later updates.
+
+    Example:
+      genius publish my.genius s3://shop/my.genius
+    """
+    from genius.scale.objects import publish as send
+
+    address = url_of(url)
+    if address is None:
+        raise GeniusError(f"not an address in an object store: {url} (s3://BUCKET/NAME.genius)")
+    state = send(path, address, alone)
+    body = {"index": str(path), "url": address, "version": state.head, "items": state.items}
+    tell(body, f"{address}: {counted(state.items, 'item')}, version {state.head}", as_json)

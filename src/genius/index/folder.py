@@ -579,8 +579,6 @@ def make_folder(folder: Path) -> None:
     Args:
         folder: Of the index that will be made.
     """
-    if folder.parts[:1] in (("s3:",), ("gs:",)):
-        raise GeniusError(f"an index lies in a folder, not in an object store: {folder}")
     missing = [path for path in folder.absolute().parents if not path.exists()]
     with disk_errors(f"cannot create an index at {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
