@@ -54,7 +54,6 @@ class Index(OpenIndex):
         version: open this older version, read-only; None for the newest, which is followed.
         lock_timeout: seconds that a write waits for other writers.
         thumbnails: longest side of stored previews in pixels, 0 for none.
-        durable: a write returns once it is on the disk; without, a power cut may take the last ones.
         vectors: False: a new index stores codes alone, some 100 bytes per item, and ranks by them.
 
     Raises:
