@@ -156,8 +156,6 @@ class TestCollections:
         assert collection_name("/data/my photos.genius") == "my-photos" and collection_name("/") == "default"
 
 
-def test_two_indexes_on_the_command_line(start_server: Callable[..., Any], make_index: Callable[..., Index]) -> None:
-    other = make_index(3).path
-    server = start_server(f"more={other}", items=6)
-    found = httpx.get(f"{server.url}/v1/collections", trust_env=False, timeout=60).json()["collections"]
-    assert [(one["name"], one["items"]) for one in found] == [("shapes", 6), ("more", 3)]
+def test_two_indexes_on_the_command_line(live_two: Any) -> None:
+    found = httpx.get(f"{live_two.url}/v1/collections", trust_env=False, timeout=60).json()["collections"]
+    assert [(one["name"], one["items"]) for one in found] == [("shapes", len(book())), ("few", 9)]
