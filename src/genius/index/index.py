@@ -149,14 +149,6 @@ class Index(OpenIndex):
         options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
         return partial(Index.open, self.path.absolute(), self.model.source or self.about.source, **options), ()
 
-    def __copy__(self) -> Index:
-        return self.__deepcopy__({})
-
-    def __deepcopy__(self, _: Any) -> Index:
-        """A second handle on the same folder, with the same model."""
-        options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
-        return Index(self.path, self.model, create=False, **options)
-
     # -- versions ----------------------------------------------------------------------------------------------
 
     @property
