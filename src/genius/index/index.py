@@ -160,10 +160,6 @@ class Index(OpenIndex):
         """Versions that can still be opened: number, time, items; oldest first."""
         return self.store.versions()
 
-    def refresh(self) -> int:
-        """Move to the newest version on disk (every call does so by itself) and return it."""
-        return self.version
-
     # -- writing -----------------------------------------------------------------------------------------------
 
     def add(
@@ -307,7 +303,7 @@ class Index(OpenIndex):
         self.check_writable()
         done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
         self.follows = True
-        self.refresh()
+        self.consistent(self.reader)  # moves on to it now
         return done
 
     def learn(

@@ -326,18 +326,6 @@ class GeniusClient:
         except httpx.HTTPError:
             return False
 
-    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once the server is ready.
-
-        Args:
-            timeout_s: Seconds after which it is an error.
-        """
-        deadline = time.monotonic() + timeout_s
-        while not self.ready():
-            if time.monotonic() > deadline:
-                raise ServerError(f"{self._http.base_url} is not ready after {timeout_s:g} s")
-            time.sleep(0.1)
-
     def _path(self, route: str, item_id: str) -> str:
         return f"{self._base}/{route}/{quote(item_id, safe='')}"
 
