@@ -100,8 +100,8 @@ def test_a_row_that_is_not_as_it_was_written_is_named(index: Index, monkeypatch:
     index.add(texts(0, 4))
     batches = Reader.batches
 
-    def altered(reader: Reader, columns: Any = None, where: Any = None) -> Any:
-        for batch in batches(reader, columns, where):
+    def altered(reader: Reader, columns: Any = None) -> Any:
+        for batch in batches(reader, columns):
             place = batch.schema.get_field_index("text")
             words = batch.column(place).to_pylist()
             words[2] = "another text"

@@ -311,16 +311,12 @@ class Store:
             fresh = [name for name in commit.table_files(self.folder) if name not in state.files]
             self.ledger.acknowledge(version, items, commit.record(self.folder, fresh))
 
-    def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
-        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one.
+    def begin_ledger(self, about: Mapping[str, Any]) -> LedgerState:
+        """A new ledger for what is on the disk, at its newest version: of a new index, a copy, or a repaired one.
 
         Args:
             about: What `genius.json` says, too.
-            version: That counts; None: the newest on the disk.
         """
-        if version is None:
-            version = self.newest()
-        commit.set_aside(self.folder, version)
         self._connect()
         sums = commit.record(self.folder, commit.table_files(self.folder))
         with database_errors("count"):

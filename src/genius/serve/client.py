@@ -49,11 +49,11 @@ M = TypeVar("M", bound=BaseModel)
 class ServerError(GeniusError):
     """A response that is not a success. `status` is 0 if there was no response."""
 
-    def __init__(self, message: str, status: int = 0, request_id: str = "", retry_after: float | None = None) -> None:
+    def __init__(self, message: str, status: int = 0, request_id: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.request_id = request_id
-        self.retry_after = retry_after
+        self.retry_after: float | None = None
 
 
 class GeniusClient:
