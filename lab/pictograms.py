@@ -72,6 +72,6 @@ def build(folder: Path) -> Path:
         items.append(Item(name, image=path, metadata={"name": name}))
     items += [Item(name, text=name) for name in PICTOGRAMS]
     path = folder / "drawings.genius"
-    with Index(path, Genius.from_pretrained("bundled:mini"), durable=False) as index:
+    with Index(path, Genius.from_pretrained("bundled:mini")) as index:
         index.add(items)
     return path

@@ -50,7 +50,7 @@ def test_the_model_gives_the_codes_it_gave(folder: Path, model: Genius, tmp_path
     assert model.config.search == {"beams": 20, "rerank": 50}
     with Index.open(folder / "index.genius", model, read_only=True) as index:
         old = {item.id: (item.text, index.codes(item.id)) for item in index.items() if item.image is None}
-    again = Index(tmp_path / "again.genius", model, durable=False)
+    again = Index(tmp_path / "again.genius", model)
     again.add([Item(item_id, text=text) for item_id, (text, _) in old.items()])
     assert len(old) == 7
     assert {item_id: again.codes(item_id) for item_id in old} == {item_id: codes for item_id, (_, codes) in old.items()}

@@ -53,7 +53,7 @@ def things() -> list[Thing]:
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     model = Genius.from_pretrained("bundled:mini")
     model.config = dataclasses.replace(model.config, search={"beams": BEAMS})
-    index = Index(tmp_path_factory.mktemp("tab") / "things.genius", model, durable=False)
+    index = Index(tmp_path_factory.mktemp("tab") / "things.genius", model)
     items: list[Item] = []
     for n, thing in enumerate(things()):
         picture = png(thing)
@@ -257,7 +257,7 @@ def test_a_bad_call_is_one_line(index: Index, tmp_path: Path, exported: tuple[Pa
     assert (tmp_path / "mine.txt").read_text() == "not an export"
     result = CliRunner().invoke(app, ["export", "web", str(tmp_path / "none.genius"), "-o", str(tmp_path / "out")])
     assert result.exit_code == 2 and not (tmp_path / "out").exists()
-    empty = Index(tmp_path / "empty.genius", index.model, durable=False)
+    empty = Index(tmp_path / "empty.genius", index.model)
     with pytest.raises(GeniusError, match="has 0"):
         export_web(empty, tmp_path / "out")
 
@@ -267,7 +267,7 @@ def test_a_larger_encoder_is_refused_in_one_line(tmp_path: Path) -> None:
 
     register()
     fake_model().save_pretrained(tmp_path / "model")
-    other = Index(tmp_path / "other.genius", Genius.from_pretrained(str(tmp_path / "model")), durable=False)
+    other = Index(tmp_path / "other.genius", Genius.from_pretrained(str(tmp_path / "model")))
     other.add([Item("1", text="a text")])
     other.close()
     command = ["export", "web", str(other.path), "-o", str(tmp_path / "out"), "--model", str(tmp_path / "model")]

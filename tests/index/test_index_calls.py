@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import threading
 from collections.abc import Sequence
@@ -82,14 +81,6 @@ def test_a_models_defaults_are_bounded(tmp_path: Path) -> None:
     index.add(texts(0, 3))
     with pytest.raises(GeniusError, match="beams must be a whole number from 1 to 10,000"):
         index.search(text="a")
-
-
-def test_copies_are_handles_on_the_same_folder(index: Index) -> None:
-    index.add(texts(0, 3))
-    for other in (copy.copy(index), copy.deepcopy(index)):
-        assert other is not index and other.model is index.model and len(other) == len(index)
-        other.add([Item(f"n{len(index)}", text="new")])
-    assert len(index) == 5
 
 
 def count_items(index: Index) -> int:

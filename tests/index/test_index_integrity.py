@@ -100,8 +100,8 @@ def test_a_row_that_is_not_as_it_was_written_is_named(index: Index, monkeypatch:
     index.add(texts(0, 4))
     batches = Reader.batches
 
-    def altered(reader: Reader, columns: Any = None, where: Any = None) -> Any:
-        for batch in batches(reader, columns, where):
+    def altered(reader: Reader, columns: Any = None) -> Any:
+        for batch in batches(reader, columns):
             place = batch.schema.get_field_index("text")
             words = batch.column(place).to_pylist()
             words[2] = "another text"
@@ -365,9 +365,6 @@ def test_commits_are_synced_before_they_count(index: Index, monkeypatch: pytest.
     before = [Path(p).relative_to(index.path).as_posix() for p in synced[:-1]]
     assert any(p.endswith(".manifest") for p in before) and any(p.startswith("items.lance/data/") for p in before)
     assert {"items.lance/data", "items.lance/_versions", "items.lance"} <= set(before)
-    synced.clear()
-    Index(index.path, index.model, durable=False).add(texts(5, 9))
-    assert synced == []
 
 
 @pytest.mark.parametrize("failures", [2, 10**6])

@@ -20,13 +20,13 @@ ABOUT = {"format": 2, "id": "x"}
 def fill(folder: Path, changes: int = 4) -> list[LedgerState]:
     """A ledger with some changes; what it says after each."""
     ledger = Ledger(folder)
-    ledger.rewrite(LedgerState(ABOUT, 1, 0, frozenset({1}), {"_versions/1.manifest": f"10:{'a' * 32}"}), durable=False)
+    ledger.rewrite(LedgerState(ABOUT, 1, 0, frozenset({1}), {"_versions/1.manifest": f"10:{'a' * 32}"}))
     states = [ledger.read()]
     for version in range(2, changes + 2):
         if version == 3:
-            ledger.append({"cleaning": True}, durable=False)
+            ledger.append({"cleaning": True})
             states.append(ledger.read())
-        ledger.acknowledge(version, version * 10, {f"data/{version}.lance": f"5:{'b' * 32}"}, durable=False)
+        ledger.acknowledge(version, version * 10, {f"data/{version}.lance": f"5:{'b' * 32}"})
         states.append(ledger.read())
     return [state for state in states if state is not None]
 
@@ -73,11 +73,11 @@ def test_a_reader_follows_a_writer(steps: list[str]) -> None:
         writer, reader = Ledger(path), Ledger(path)
         for number, step in enumerate(steps, start=10):
             if step == "append":
-                writer.acknowledge(number, number, {f"data/{number}": f"1:{'c' * 32}"}, durable=False)
+                writer.acknowledge(number, number, {f"data/{number}": f"1:{'c' * 32}"})
             elif step == "rewrite":
                 state = writer.read()
                 assert state is not None
-                writer.rewrite(LedgerState(ABOUT, state.head, state.items, state.shown), durable=False)
+                writer.rewrite(LedgerState(ABOUT, state.head, state.items, state.shown))
             elif step == "torn":
                 with (path / "ledger.jsonl").open("ab") as file:
                     file.write(b'0123456789abcdef {"version":')

@@ -186,7 +186,7 @@ def test_an_item_takes_its_vector_and_few_bytes_more_on_disk(tmp_path: Path) -> 
     """A vector of width 256 is 512 bytes in half precision, stored once; codes, id and the cache are at most 120."""
     count = 4000
     rows = np.random.default_rng(0).standard_normal((count, 256)).astype(np.float32)
-    index = Index.create(tmp_path / "wide.genius", dim=256, thumbnails=0, durable=False)
+    index = Index.create(tmp_path / "wide.genius", dim=256, thumbnails=0)
     index.add((Item(f"{i:07}", vector=row) for i, row in enumerate(rows)), batch_size=count)
     index.optimize(keep=timedelta(0))
     parts = ("items.lance", "cache")

@@ -100,14 +100,17 @@ def star(colour: str, side: int = 200) -> Image.Image:
 
 
 @pytest.mark.parametrize("thumbnails", [256, 0])
-def test_other_colours_are_not_duplicates(model: Genius, tmp_path: Path, thumbnails: int) -> None:
+def test_other_colours_are_not_duplicates(
+    model: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thumbnails: int
+) -> None:
     """Whatever the encoder thinks: a threshold of -1 takes all vectors as similar. Copies are found."""
+    monkeypatch.setattr("genius.index.duplicates.NEAR", 12)
     colours = ("red", "orange", "black", "green", "purple")
     with Index(tmp_path / "my.genius", model, thumbnails=thumbnails) as index:
         for colour in colours:
             index.add([Item(colour, image=star(colour)), Item(f"small {colour}", image=star(colour, 130))])
         index.add([Item("a text", text="red"), Item("another text", text="green")])
-        groups = {frozenset(group.ids) for group in duplicates(index, -1.0, near=12)}
+        groups = {frozenset(group.ids) for group in duplicates(index, -1.0)}
         same = {colour: {colour, f"small {colour}"} for colour in colours}
         assert groups == {frozenset(ids) for ids in same.values()} | {frozenset(("a text", "another text"))}
 

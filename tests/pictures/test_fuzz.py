@@ -65,7 +65,7 @@ def clean_drawing(data: bytes) -> None:
         assert value.lstrip().startswith(("#", "data:")), (name, value)
     if len(data) % 16 == 0:
         with contextlib.suppress(GeniusError):
-            _render(data, 64, 15.0)
+            _render(data, 15.0)
 
 
 def test_damaged_images_get_one_clear_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,3 +172,9 @@ def start_server(
 def live(start_server: Callable[..., Running]) -> Running:
     """One server for all tests that only read or clean up after themselves."""
     return start_server()
+
+
+@pytest.fixture(scope="session")
+def live_two(start_server: Callable[..., Running], make_index: Callable[..., Index]) -> Running:
+    """One server of two collections: the picture book, and the first nine items of it as "few"."""
+    return start_server(f"few={make_index(9).path}")

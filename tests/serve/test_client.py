@@ -94,7 +94,6 @@ def test_codes_and_info(client: GeniusClient) -> None:
     assert below.level == 2 and below.count >= 1
     assert client.codes("0").count == 36
     assert client.ready()
-    client.wait_until_ready(5)
 
 
 def test_the_servers_line_is_the_error(client: GeniusClient) -> None:

@@ -128,10 +128,8 @@ def let_go(page: Any, transfer: Any, zone: str) -> None:
     assert not page.is_visible("#drop")
 
 
-def test_the_page_of_another_collection(
-    open_page: Callable[..., Any], start_server: Callable[..., Any], make_index: Callable[..., Any]
-) -> None:
-    url = start_server(f"few={make_index(9).path}").url
+def test_the_page_of_another_collection(open_page: Callable[..., Any], live_two: Any) -> None:
+    url = live_two.url
     page = open_page("?collection=few", url)
     settled(page)
     assert page.inner_text("#count") == "9 items"

@@ -24,7 +24,7 @@ from genius.index import Index
 from genius.serve.app import create_app
 from genius.serve.settings import ServeConfig
 
-EXAMPLES = 20  # of each operation and mode
+EXAMPLES = 12  # of each operation and mode
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ from typing import Any
 
 import httpx
 import psutil
+import uvicorn
+from uvicorn.supervisors.multiprocess import Process
 
 from genius import Index, Item
+from genius.serve.run import Supervisor
 
 
 def search(url: str, text: str = "a red circle") -> httpx.Response:
@@ -77,3 +81,23 @@ def test_two_workers_answer_see_each_others_writes_and_outlive_a_kill(start_serv
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
     assert not [pid for pid in first if psutil.pid_exists(pid)]
+
+
+def test_a_worker_that_dies_while_it_is_asked_is_noticed_at_once() -> None:
+    config = uvicorn.Config("nowhere:app", timeout_worker_healthcheck=1_000)
+    worker = Process(config, [])
+    worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)  # alive, but without an answer
+    supervisor = object.__new__(Supervisor)  # without its handlers of signals
+    supervisor.config = config
+    supervisor.processes = [worker]
+    supervisor.should_exit = threading.Event()
+    asking = threading.Thread(target=supervisor.keep_subprocess_alive, daemon=True)
+    asking.start()
+    until(lambda: worker.child_conn.closed)
+    time.sleep(0.2)  # by now it is asked
+    supervisor.should_exit.set()  # no other one is started
+    os.kill(worker.pid, signal.SIGKILL)
+    asking.join(200)
+    assert not asking.is_alive()

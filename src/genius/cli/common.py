@@ -71,20 +71,19 @@ def help_text(docstring: str) -> str:
     return "\n\n".join(paragraphs)
 
 
-def add_group(app: typer.Typer, name: str, about: str, *own: Callable[..., Any], **named: Callable[..., Any]) -> None:
+def add_group(app: typer.Typer, name: str, about: str, *commands: Callable[..., Any]) -> None:
     """Add `genius NAME COMMAND`.
 
     Args:
         app: Where the group is added.
         name: The group's name.
         about: Its help.
-        own: Commands that are called as their functions are.
-        named: Commands by another name.
+        commands: Called as their functions are.
     """
     group = typer.Typer(no_args_is_help=True, help=about)
     group.callback()(lambda: None)  # a group of one stays a group
-    for command_name, function in ({f.__name__: f for f in own} | named).items():
-        group.command(command_name)(function)
+    for function in commands:
+        group.command(function.__name__)(function)
     app.add_typer(group, name=name, help=about)
 
 

@@ -167,14 +167,13 @@ def refuse_cut_off(folder: Path, before: Collection[str]) -> None:
                 raise GeniusError("cannot add items: a file ends early, as when the disk is full; nothing that was there is lost")
 
 
-def record(folder: Path, names: Iterable[str], durable: bool) -> dict[str, str]:
-    """Checksums of files of the table; with `durable` they, and the folders that name them, are on the disk."""
+def record(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Checksums of files of the table. They, and the folders that name them, are on the disk when this returns."""
     root = table_folder(folder)
     paths = {name: root / name for name in names}
     with _disk(folder):
-        if durable:
-            folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
-            sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
+        folders = {parent for path in paths.values() for parent in path.parents if parent.is_relative_to(folder)}
+        sync_tree(paths.values(), sorted(folders, reverse=True))  # inner ones first
         return {name: file_sum(path) for name, path in paths.items()}
 
 
@@ -220,14 +219,14 @@ def view_without_strays(folder: Path, head: int) -> tempfile.TemporaryDirectory[
     return view
 
 
-def forget_cleaned(folder: Path, ledger: Ledger, durable: bool) -> None:
+def forget_cleaned(folder: Path, ledger: Ledger) -> None:
     """After files of old versions were removed: a ledger of those that are left."""
     state = ledger.read()
     if state is not None:
         there = set(table_files(folder))
         files = {name: s for name, s in state.files.items() if name in there}
         shown = state.shown & set(versions_on_disk(folder))
-        ledger.rewrite(replace(state, files=files, shown=shown, cleaning=False), durable)
+        ledger.rewrite(replace(state, files=files, shown=shown, cleaning=False))
 
 
 def _disk(folder: Path) -> contextlib.AbstractContextManager[None]:

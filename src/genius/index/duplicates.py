@@ -163,13 +163,12 @@ class _Groups:
                 yield Alike(tuple(names), self._least[first])
 
 
-def duplicates(index: Index, threshold: float | None = None, near: int = NEAR) -> Iterator[Alike]:
+def duplicates(index: Index, threshold: float | None = None) -> Iterator[Alike]:
     """Groups of items of which each is a duplicate of another of the group.
 
     Args:
         index: The index.
         threshold: Cosine similarity from which two items count as duplicates; None: `TEXT_SIMILARITY` or `IMAGE_SIMILARITY`.
-        near: Most similar items that each is compared with.
     """
     groups = _Groups()
     for same in equal_images(index):
@@ -182,7 +181,7 @@ def duplicates(index: Index, threshold: float | None = None, near: int = NEAR) -
         similarity = threshold
     looks: dict[str, Small | None] = {}
     lowest = min(similarity, text_similarity)
-    request = SearchRequest(near + 1, min_score=lowest)
+    request = SearchRequest(NEAR + 1, min_score=lowest)
     for names, vectors, modalities in index.vectors(AT_ONCE):
         targets = torch.tensor([int(modality) for modality in modalities])
         found = index.search_embedded(vectors, targets=targets, request=request)

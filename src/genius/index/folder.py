@@ -373,16 +373,15 @@ def _appears(folder: Path) -> bool:
     raise GeniusError(f"a replacement of {folder} was interrupted; nothing is lost: genius repair {folder} finishes it")
 
 
-def write_about(folder: Path, about: About, durable: bool = True) -> None:
+def write_about(folder: Path, about: About) -> None:
     """Write `genius.json`.
 
     Args:
         folder: Of the index.
         about: What the index is.
-        durable: Whether it is on the disk when this returns.
     """
     text = seal(about.to_dict())
-    write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=durable)
+    write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"), durable=True)
 
 
 def about_of(folder: Path) -> About:
@@ -397,17 +396,16 @@ def about_of(folder: Path) -> About:
     return about
 
 
-def open_store(folder: Path, about: About, durable: bool = True) -> Store:
+def open_store(folder: Path, about: About) -> Store:
     """The table of an index; refused if its files are not as they were written.
 
     Args:
         folder: Of the index.
         about: What `genius.json` says of it.
-        durable: Whether a change waits for the disk.
     """
     if not (folder / LEDGER).is_file():
         raise Damaged(f"{folder} is damaged: {LEDGER} is missing; genius repair {folder}")
-    store = Store.open(folder, durable)
+    store = Store.open(folder)
     state = store.ledger.read()
     if state is not None and dict(state.about) != about.to_dict():
         raise Damaged(f"{folder} is damaged: {ABOUT} and {LEDGER} are not of the same index; genius repair {folder}")
@@ -415,7 +413,7 @@ def open_store(folder: Path, about: About, durable: bool = True) -> Store:
 
 
 def open_or_create(
-    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriteLock, durable: bool, vectors: bool = True
+    folder: Path, model: Genius | str | Path | None, create: bool, lock: WriteLock, vectors: bool = True
 ) -> tuple[About, Genius, Store]:
     if create:
         finish_swap(folder)
@@ -425,7 +423,7 @@ def open_or_create(
         about = about_of(folder)
     loaded = load_index_model(folder, model, about)
     if about is None:
-        about = _create(folder, loaded, lock, durable, vectors)
+        about = _create(folder, loaded, lock, vectors)
     if about.vectors and not vectors:
         raise GeniusError(f"{folder} stores vectors: an index without them has to be made anew, in another folder")
     fingerprint = loaded.fingerprint()
@@ -440,7 +438,7 @@ def open_or_create(
     config = loaded.config.quantizer
     if (about.levels, about.width) != (config.level_sizes, config.width):
         raise Damaged(f"{folder} is damaged: the level sizes in {ABOUT} differ from those of its model; genius repair {folder}")
-    return about, loaded, open_store(folder, about, durable)
+    return about, loaded, open_store(folder, about)
 
 
 def describe_index(folder: Path, about: About, reader: Reader) -> dict[str, Any]:
@@ -617,7 +615,7 @@ def keep_deleted(folder: Path, ids: Iterable[str]) -> None:
     write_json(folder / DELETED, sorted(set(ids)), durable=True)
 
 
-def _create(folder: Path, model: Genius, lock: WriteLock, durable: bool, vectors: bool) -> About:
+def _create(folder: Path, model: Genius, lock: WriteLock, vectors: bool) -> About:
     if not vectors and not model.fitted:
         raise GeniusError(
             "an index without vectors needs a model whose codes were fitted: genius index --fit, or a trained model"
@@ -630,7 +628,7 @@ def _create(folder: Path, model: Genius, lock: WriteLock, durable: bool, vectors
         there = read_about(folder)
         if there is not None:  # another process was quicker
             return there
-        store = Store.create(folder, len(about.levels), about.width, durable, vectors)
+        store = Store.create(folder, len(about.levels), about.width, vectors)
         store.begin_ledger(about.to_dict())
-        write_about(folder, about, durable)  # last: before it, there is no index
+        write_about(folder, about)  # last: before it, there is no index
         return about

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from genius.model.genius import Genius
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
-ORDERED_AT_ONCE = 256  # items that are read together when they are listed in an order
 THREE = SearchRequest(3)  # answers that are explained
 
 
@@ -55,7 +54,6 @@ class Index(OpenIndex):
         version: open this older version, read-only; None for the newest, which is followed.
         lock_timeout: seconds that a write waits for other writers.
         thumbnails: longest side of stored previews in pixels, 0 for none.
-        durable: a write returns once it is on the disk; without, a power cut may take the last ones.
         vectors: False: a new index stores codes alone, some 100 bytes per item, and ranks by them.
 
     Raises:
@@ -151,14 +149,6 @@ class Index(OpenIndex):
         options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
         return partial(Index.open, self.path.absolute(), self.model.source or self.about.source, **options), ()
 
-    def __copy__(self) -> Index:
-        return self.__deepcopy__({})
-
-    def __deepcopy__(self, _: Any) -> Index:
-        """A second handle on the same folder, with the same model."""
-        options: Any = {"read_only": self.read_only, "version": self.pinned, **self.options}
-        return Index(self.path, self.model, create=False, **options)
-
     # -- versions ----------------------------------------------------------------------------------------------
 
     @property
@@ -169,10 +159,6 @@ class Index(OpenIndex):
     def versions(self) -> list[dict[str, Any]]:
         """Versions that can still be opened: number, time, items; oldest first."""
         return self.store.versions()
-
-    def refresh(self) -> int:
-        """Move to the newest version on disk (every call does so by itself) and return it."""
-        return self.version
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -317,7 +303,7 @@ class Index(OpenIndex):
         self.check_writable()
         done = reencode(self.path, encoder, skip_missing=skip_missing, device=device)
         self.follows = True
-        self.refresh()
+        self.consistent(self.reader)  # moves on to it now
         return done
 
     def learn(
@@ -457,21 +443,17 @@ class Index(OpenIndex):
         """
         return self.consistent(lambda: dict(self.reader().columns))
 
-    def items(
-        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, limit: int | None = None
-    ) -> Iterator[Item]:
+    def items(self, where: str | None = None, *, limit: int | None = None) -> Iterator[Item]:
         """Every item of one version, in no promised order; images without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
 
         Args:
             where: only items that match this condition over metadata.
-            order_by: a metadata field, or "id"; items without the field come last.
-            descending: largest first.
             limit: items at most; None for all.
 
         Raises:
-            GeniusError: there is no such field, or `where` cannot be read.
+            GeniusError: `where` cannot be read.
 
         Examples:
             >>> sorted(item.id for item in index.items())
@@ -479,42 +461,8 @@ class Index(OpenIndex):
         """
         if limit is not None:
             whole("limit", limit, 0, 2**31)
-        if order_by is not None:
-            yield from self._ordered_items(where, order_by, descending, limit)
-            return
         for row in islice(searching.stream(self, [*HIT_COLUMNS, "_image_bytes"], where), limit):
             yield searching.item_of_row(row)
-
-    def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
-        field = None
-        if order_by != "id":
-            field = order_by
-        pairs = [(value, item_id) for item_id, value in self.values(field, where)]
-        if field is None:
-            pairs = [(item_id, item_id) for _, item_id in pairs]
-        having = sorted((pair for pair in pairs if pair[0] is not None), reverse=descending)
-        names = [item_id for _, item_id in having] + sorted(item_id for value, item_id in pairs if value is None)
-        for part in batched(names[:limit], ORDERED_AT_ONCE):
-            yield from self.get(part, missing="skip")
-
-    def to_dataset(self, where: str | None = None, *, vectors: bool = False) -> Any:
-        """The items as a Hugging Face `datasets.Dataset`; `genius.index.exchange.items_of_dataset` reads one.
-
-        Args:
-            where: only items that match this condition over metadata.
-            vectors: whether each row has the stored vector, too.
-
-        Raises:
-            GeniusError: `datasets` is not installed.
-        """
-        from genius.index import exchange
-
-        stored: dict[str, list[float]] | None = None
-        if vectors:
-            stored = {}
-            for names, part, _ in self.vectors():
-                stored.update(zip(names, part.tolist(), strict=True))
-        return exchange.dataset_of(self.items(where), self.consistent(lambda: self.reader().columns), stored)
 
     def values(self, field: str | None = None, where: str | None = None) -> Iterator[tuple[str, Any]]:
         """Id and one metadata value of every item, in no promised order. Reads those two columns only.

@@ -242,12 +242,11 @@ class Ledger:
 
     # -- writing (the caller holds the write lock) ------------------------------------------------------------
 
-    def append(self, event: Mapping[str, Any], durable: bool) -> None:
-        """Add a line. It is on the disk when this returns, if `durable`.
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Add a line. It is on the disk when this returns.
 
         Args:
             event: The line, as JSON.
-            durable: Whether it is on the disk when this returns.
 
         Raises:
             GeniusError: the line could not be written. It was taken back, or, where the disk refuses that too, the error says
@@ -260,32 +259,30 @@ class Ledger:
                 file.seek(self._end)
                 file.write(_line(event))
                 file.flush()
-                if durable:
-                    sync_handle(file.fileno())
+                sync_handle(file.fileno())
         except OSError as error:
             reason = error.strerror or error
-            if self._taken_back(durable):
+            if self._taken_back():
                 raise GeniusError(f"cannot write {self.path}: {reason}; the change is not made") from None
             raise GeniusError(
                 f"cannot write {self.path}: {reason}; it is not known whether the change is made: open the index again to see"
             ) from None
 
-    def _taken_back(self, durable: bool) -> bool:
+    def _taken_back(self) -> bool:
         """Remove a line that may be there and must not count; whether that was possible."""
         try:
             with self.path.open("r+b") as file:
                 file.truncate(self._end)
-                if durable:
-                    sync_handle(file.fileno())
+                sync_handle(file.fileno())
         except OSError:
             return False
         self._seen = None
         return True
 
-    def acknowledge(self, version: int, items: int, files: Mapping[str, str], durable: bool) -> None:
-        self.append({"version": version, "items": items, "time": _now(), "files": dict(files)}, durable)
+    def acknowledge(self, version: int, items: int, files: Mapping[str, str]) -> None:
+        self.append({"version": version, "items": items, "time": _now(), "files": dict(files)})
 
-    def rewrite(self, state: LedgerState, durable: bool) -> None:
+    def rewrite(self, state: LedgerState) -> None:
         """Begin anew: what the book says, in two lines."""
         events = [
             {"ledger": LEDGER_FORMAT, "about": dict(state.about), "nonce": secrets.token_hex(8)},
@@ -298,7 +295,7 @@ class Ledger:
             },
         ]
         body = b"".join(map(_line, events))
-        write_whole(self.path, lambda path: path.write_bytes(body), durable=durable)
+        write_whole(self.path, lambda path: path.write_bytes(body), durable=True)
 
 
 def _line(event: Mapping[str, Any]) -> bytes:

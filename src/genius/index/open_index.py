@@ -48,14 +48,13 @@ class OpenIndex:
         version: int | None = None,
         lock_timeout: float = 30.0,
         thumbnails: int = 256,
-        durable: bool = True,
         vectors: bool = True,
     ) -> None:
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise GeniusError(f"a version is a whole number, got {version!r}")
         self.path = Path(path)
         self.pinned = version
-        self.options = {"lock_timeout": lock_timeout, "thumbnails": thumbnails, "durable": durable}
+        self.options = {"lock_timeout": lock_timeout, "thumbnails": thumbnails}
         self.read_only = read_only or version is not None
         self.thumbnails = thumbnails
         self.lock = threading.RLock()
@@ -64,7 +63,7 @@ class OpenIndex:
         self._opening = threading.Lock()  # one thread opens the index that took the place of this one
         self._thread = threading.local()  # `generation` that a thread's call has begun with
         self.write_lock = WriteLock(self.path / ".lock", lock_timeout)
-        self.about, self.model, self.store = self._open_parts(model, create and not self.read_only, durable, vectors)
+        self.about, self.model, self.store = self._open_parts(model, create and not self.read_only, vectors)
         self.commits = 0  # of this process
         self._swept = False  # what killed writers left was removed
         self.query_log: Callable[[Any, Any, Sequence[Modality | None]], None] | None = None  # given each query (`QueryLog.add`)
@@ -81,14 +80,12 @@ class OpenIndex:
 
     # -- the live view: opening -----------------------------------------------------------------------------------------------
 
-    def _open_parts(
-        self, model: Genius | str | Path | None, create: bool, durable: bool, vectors: bool
-    ) -> tuple[About, Genius, Store]:
+    def _open_parts(self, model: Genius | str | Path | None, create: bool, vectors: bool) -> tuple[About, Genius, Store]:
         """What describes the index, its model and its table; again, if another index took its place while they were read."""
         for _ in range(RETRIES):
             before = id_of(self.path)
             try:
-                return open_or_create(self.path, model, create, self.write_lock, durable, vectors)
+                return open_or_create(self.path, model, create, self.write_lock, vectors)
             except GeniusError as error:
                 if before is None:
                     raise
@@ -97,7 +94,7 @@ class OpenIndex:
                     raise
                 if after.id == before and not isinstance(error, Damaged):  # what looks damaged may be parts of two: it was back
                     raise
-        return open_or_create(self.path, model, create, self.write_lock, durable, vectors)
+        return open_or_create(self.path, model, create, self.write_lock, vectors)
 
     def _open_newest(self) -> Live:
         reader = self.store.at(self.store.latest())

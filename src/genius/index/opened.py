@@ -84,7 +84,7 @@ class Live:
         except HistoryDiverged:
             return None
         present = reader.seqs()
-        live.dead = ~_within(live.seqs, present)
+        live.dead = ~np.isin(live.seqs, present)
         # some of the table's rows are not here: another story
         if live.alive == len(present):
             return live
@@ -147,7 +147,7 @@ class Live:
             self.delta_codes = np.concatenate([self.delta_codes, codes[order]])
             self.delta_ids.update((ids[position], first + i) for i, position in enumerate(order))
         if not trust or reader.count() != self.alive:  # someone else deleted, too
-            self.dead = ~_within(self.seqs, reader.seqs())
+            self.dead = ~np.isin(self.seqs, reader.seqs())
             if reader.count() != self.alive:
                 raise HistoryDiverged(f"version {reader.version} holds {reader.count()} items where {self.alive} were expected")
         self.reader = reader
@@ -313,12 +313,3 @@ class Live:
         wanted = np.array([code for _, code in given], np.int64)
         same: NDArray[np.bool_] = (codes[:, levels] == wanted).all(axis=1)
         return same
-
-
-def _within(values: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of ascending `values` are among ascending `others`."""
-    if not len(others):
-        return np.zeros(len(values), bool)
-    at = np.minimum(np.searchsorted(others, values), len(others) - 1)
-    same: NDArray[np.bool_] = others[at] == values
-    return same

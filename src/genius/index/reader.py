@@ -276,14 +276,13 @@ class Reader:
         rows = max(int(about["num_rows"]), 1)
         return max(8, min(4096, FEW_BYTES * rows // max(int(about["total_bytes"]), 1)))
 
-    def batches(self, columns: Sequence[str] | None = None, where: str | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Whole rows, a few at a time; all columns by default.
 
         Args:
             columns: That are read; None: all.
-            where: Only rows that match this condition.
         """
-        yield from self._scan(self._table.schema.names if columns is None else columns, where, self.few())
+        yield from self._scan(self._table.schema.names if columns is None else columns, None, self.few())
 
     def offsets(self, first: int, count: int) -> pa.Table:
         """Whole rows by position: for reading around damage."""
@@ -360,14 +359,13 @@ class Tally:
             yield batch
 
 
-def good_rows(reader: Reader, where: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Every row (that meets a condition), or one line that names the first whose checksum differs.
+def good_rows(reader: Reader) -> Iterator[pa.RecordBatch]:
+    """Every row, or one line that names the first whose checksum differs.
 
     Args:
         reader: The version.
-        where: Only rows that match this condition.
     """
-    for batch in reader.batches(where=where):
+    for batch in reader.batches():
         right = sound(batch)
         if not right.all():
             name = batch.column("id")[int(np.flatnonzero(~right)[0])].as_py()

@@ -69,9 +69,8 @@ class _Opened:
 class Store:
     """The table of one index folder, for its writer; `at(version)` gives readers. LanceDB is loaded when it is first needed."""
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.durable = durable  # whether a change waits for the disk
         self.ledger = Ledger(folder)
         self._opening = threading.RLock()
         self._opened: _Opened | None = None
@@ -103,14 +102,13 @@ class Store:
         return self._open.table
 
     @classmethod
-    def create(cls, folder: Path, levels: int, width: int, durable: bool = True, vectors: bool = True) -> Store:
+    def create(cls, folder: Path, levels: int, width: int, vectors: bool = True) -> Store:
         """A new empty table; a half-made one of a crashed attempt is overwritten, one that ever held rows is not.
 
         Args:
             folder: Of the index.
             levels: Codes of an item.
             width: Of a vector.
-            durable: Whether a change waits for the disk.
             vectors: Whether vectors are stored, and not only codes.
         """
         import lancedb
@@ -120,17 +118,16 @@ class Store:
         with database_errors(f"create an index at {folder}"):
             mode = "overwrite" if table_folder(folder).exists() else "create"
             lancedb.connect(folder).create_table(TABLE, schema=item_schema(levels, width, vectors), mode=mode)
-        return cls(folder, durable)
+        return cls(folder)
 
     @classmethod
-    def fill(cls, folder: Path, schema: Any, rows: Iterator[pa.RecordBatch], durable: bool = True) -> Store:
+    def fill(cls, folder: Path, schema: Any, rows: Iterator[pa.RecordBatch]) -> Store:
         """A new table of these rows, which have their checksums. Every row was read back when this returns.
 
         Args:
             folder: Of the index.
             schema: Of the rows.
             rows: All rows.
-            durable: Whether a change waits for the disk.
         """
         import lancedb
         import pyarrow as pa
@@ -140,20 +137,19 @@ class Store:
             reader = pa.RecordBatchReader.from_batches(schema, tally.counting(rows))
             lancedb.connect(folder).create_table(TABLE, data=reader, schema=schema)
         commit.refuse_cut_off(folder, ())
-        store = cls(folder, durable)
+        store = cls(folder)
         store.verify_rows(tally)
         return store
 
     @classmethod
-    def open(cls, folder: Path, durable: bool = True) -> Store:
+    def open(cls, folder: Path) -> Store:
         """The table as it was acknowledged last; refused if its files are not as they were written.
 
         Args:
             folder: Of the index.
-            durable: Whether a change waits for the disk.
         """
         commit.verify(folder, Ledger(folder))
-        return cls(folder, durable)
+        return cls(folder)
 
     # -- versions ----------------------------------------------------------------------------------------------
 
@@ -296,7 +292,7 @@ class Store:
         if stray or not self._confirmed or (self._opened is not None and self._opened.view is not None):
             self._connect()  # it may have been opened at a version of a killed writer that another process has put away since
         if state.cleaning:
-            commit.forget_cleaned(self.folder, self.ledger, self.durable)
+            commit.forget_cleaned(self.folder, self.ledger)
         return stray
 
     @contextmanager
@@ -313,25 +309,21 @@ class Store:
             with database_errors("count"):
                 items = int(self._table.count_rows())
             fresh = [name for name in commit.table_files(self.folder) if name not in state.files]
-            self.ledger.acknowledge(version, items, commit.record(self.folder, fresh, self.durable), self.durable)
+            self.ledger.acknowledge(version, items, commit.record(self.folder, fresh))
 
-    def begin_ledger(self, about: Mapping[str, Any], version: int | None = None) -> LedgerState:
-        """A new ledger for what is on the disk, at a version (the newest): of a new index, an older one, or a repaired one.
+    def begin_ledger(self, about: Mapping[str, Any]) -> LedgerState:
+        """A new ledger for what is on the disk, at its newest version: of a new index, a copy, or a repaired one.
 
         Args:
             about: What `genius.json` says, too.
-            version: That counts; None: the newest on the disk.
         """
-        if version is None:
-            version = self.newest()
-        commit.set_aside(self.folder, version)
         self._connect()
-        sums = commit.record(self.folder, commit.table_files(self.folder), self.durable)
+        sums = commit.record(self.folder, commit.table_files(self.folder))
         with database_errors("count"):
             head = self.newest()
             shown = frozenset(commit.versions_on_disk(self.folder))  # what was one before there were ledgers still is
             state = LedgerState(about, head, int(self._table.count_rows()), shown, sums)
-        self.ledger.rewrite(state, self.durable)
+        self.ledger.rewrite(state)
         return state
 
     def newest(self) -> int:
@@ -474,7 +466,7 @@ class Store:
                     else:
                         return  # it is never done: then dropping old versions would make a new one, and drop that which counts
                 # only now, when the merged version counts, may the files of older ones go
-                self.ledger.append({"cleaning": True}, self.durable)
+                self.ledger.append({"cleaning": True})
                 self._table.optimize(cleanup_older_than=keep)
-                commit.forget_cleaned(self.folder, self.ledger, self.durable)
+                commit.forget_cleaned(self.folder, self.ledger)
                 commit.clear_aside(self.folder, keep)

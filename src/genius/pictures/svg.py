@@ -136,7 +136,7 @@ def _serve(requests: BinaryIO, responses: BinaryIO) -> None:
         head: dict[str, Any]
         pixels = b""
         try:
-            picture = _draw(data, request["side"])
+            picture = _draw(data)
             pixels = picture.tobytes()
             head = {"size": picture.size}
         except Exception as error:  # the renderer's ValueError, MemoryError, ours
@@ -146,10 +146,10 @@ def _serve(requests: BinaryIO, responses: BinaryIO) -> None:
         responses.flush()
 
 
-def _draw(data: bytes, side: int) -> Image.Image:
+def _draw(data: bytes) -> Image.Image:
     import resvg_py
 
-    drawn = bytes(resvg_py.svg_to_bytes(svg_string=clean_svg(data), width=side, height=side))
+    drawn = bytes(resvg_py.svg_to_bytes(svg_string=clean_svg(data), width=SIDE, height=SIDE))
     return to_rgb(Image.open(io.BytesIO(drawn), formats=["PNG"]))
 
 
@@ -176,7 +176,7 @@ class _Worker:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def draw(self, data: bytes, side: int, seconds: float) -> Image.Image:
+    def draw(self, data: bytes, seconds: float) -> Image.Image:
         """The picture.
 
         Raises:
@@ -187,7 +187,7 @@ class _Worker:
         assert requests is not None and responses is not None
         started = time.monotonic()
         try:
-            requests.write(json.dumps({"bytes": len(data), "side": side, "seconds": seconds}).encode() + b"\n" + data)
+            requests.write(json.dumps({"bytes": len(data), "seconds": seconds}).encode() + b"\n" + data)
             requests.flush()
             head = json.loads(responses.readline())
             if "error" in head:
@@ -223,13 +223,13 @@ def _places() -> queue.LifoQueue[_Worker | None]:
 _workers = _places()
 
 
-def _render(data: bytes, side: int, seconds: float) -> Image.Image:
+def _render(data: bytes, seconds: float) -> Image.Image:
     places = _workers
     worker = places.get()
     try:
         if worker is None or not worker.alive():
             worker = _Worker()
-        return worker.draw(data, side, seconds)
+        return worker.draw(data, seconds)
     finally:
         places.put(worker)
 
@@ -251,12 +251,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
 
 
-def draw_svg(path: Path, side: int = SIDE, seconds: float = SECONDS) -> Image.Image:
+def draw_svg(path: Path, seconds: float = SECONDS) -> Image.Image:
     """Render an SVG file as an RGB picture on white.
 
     Args:
         path: The file.
-        side: Longest side of the picture, in pixels.
         seconds: Time after which the drawing is given up.
 
     Raises:
@@ -267,7 +266,7 @@ def draw_svg(path: Path, side: int = SIDE, seconds: float = SECONDS) -> Image.Im
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PictureError(f"{path} is larger than {MAX_BYTES:,} bytes: too large for a drawing")
-        return _render(data, side, seconds)
+        return _render(data, seconds)
     except PictureError:
         raise
     except FileNotFoundError:

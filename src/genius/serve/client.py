@@ -49,11 +49,11 @@ M = TypeVar("M", bound=BaseModel)
 class ServerError(GeniusError):
     """A response that is not a success. `status` is 0 if there was no response."""
 
-    def __init__(self, message: str, status: int = 0, request_id: str = "", retry_after: float | None = None) -> None:
+    def __init__(self, message: str, status: int = 0, request_id: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.request_id = request_id
-        self.retry_after = retry_after
+        self.retry_after: float | None = None
 
 
 class GeniusClient:
@@ -239,27 +239,19 @@ class GeniusClient:
             total = self._add(total, batch)
         return total
 
-    def items(
-        self,
-        where: str | None = None,
-        *,
-        order_by: str | None = None,
-        descending: bool = False,
-        page_size: int = 100,
-    ) -> Iterator[ListedItem]:
+    def items(self, where: str | None = None, *, page_size: int = 100) -> Iterator[ListedItem]:
         """All items, page by page.
 
         Args:
             where: SQL filter over metadata.
-            order_by: Metadata field; by default items are ordered by id.
-            descending: Largest values first.
             page_size: Items per request.
 
         Yields:
-            Items in order; those without the field last.
+            Items in the order of their ids.
         """
-        given = {"limit": page_size, "where": where, "order_by": order_by, "descending": descending or None}
-        parameters = {name: str(value) for name, value in given.items() if value is not None}
+        parameters = {"limit": str(page_size)}
+        if where is not None:
+            parameters["where"] = where
         while True:
             page = self._call(ListResponse, "GET", f"{self._base}/items?{urlencode(parameters)}")
             yield from page.items
@@ -333,18 +325,6 @@ class GeniusClient:
             return self._http.get("/readyz").status_code == 200
         except httpx.HTTPError:
             return False
-
-    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
-        """Return once the server is ready.
-
-        Args:
-            timeout_s: Seconds after which it is an error.
-        """
-        deadline = time.monotonic() + timeout_s
-        while not self.ready():
-            if time.monotonic() > deadline:
-                raise ServerError(f"{self._http.base_url} is not ready after {timeout_s:g} s")
-            time.sleep(0.1)
 
     def _path(self, route: str, item_id: str) -> str:
         return f"{self._base}/{route}/{quote(item_id, safe='')}"

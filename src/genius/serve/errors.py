@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from genius.errors import GeniusError
 
+MAX_LINE = 500  # characters of a message
 CODES = {
     400: "bad_request",
     401: "unauthorized",
@@ -131,9 +132,9 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
 
 
-def _one_line(message: str, limit: int = 500) -> str:
-    """One line of at most `limit` characters that always encodes: messages may echo what was sent."""
+def _one_line(message: str) -> str:
+    """One line of at most `MAX_LINE` characters that always encodes: messages may echo what was sent."""
     line = " ".join(message.split()).encode("utf-8", "replace").decode("utf-8")
-    if len(line) <= limit:
+    if len(line) <= MAX_LINE:
         return line
-    return line[: limit - 1] + "…"
+    return line[: MAX_LINE - 1] + "…"

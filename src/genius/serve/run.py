@@ -14,7 +14,6 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,7 +29,7 @@ from genius.serve.settings import ServeConfig
 
 OPEN_FILES = 8192  # a connection is an open file, and some systems allow only 256 by default
 SEND_BUFFER_BYTES = 256 * 1024  # of a connection: a client that reads nothing gets no more made for it
-WORKER_TIMEOUT_S = 60  # for a worker to answer its supervisor, and for a replacement to be ready
+WORKER_TIMEOUT_S = 60  # for a worker that lives to answer its supervisor, and for a replacement to be ready
 
 
 class _Server(uvicorn.Server):
@@ -44,6 +43,15 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logs.event("drain", open_connections=len(self.server_state.connections))
         await super().shutdown(sockets)
+
+
+class Supervisor(Multiprocess):
+    """uvicorn's supervisor, which notices at once that a worker died, also one that it is asking for a sign of life."""
+
+    def keep_subprocess_alive(self) -> None:
+        for process in self.processes:
+            process.child_conn.close()  # the worker has its own: when it dies, the pipe ends, and nobody waits for an answer
+        super().keep_subprocess_alive()
 
 
 def serve(app: FastAPI, config: ServeConfig, on_listening: Callable[[str], None] = lambda url: None) -> bool:
@@ -80,7 +88,7 @@ def serve_workers(
     on_listening(address(listener, config))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     app = functools.partial(_worker_app, open_app, config)
-    Multiprocess(_options(app, config, factory=True, workers=workers), [listener]).run()
+    Supervisor(_options(app, config, factory=True, workers=workers), [listener]).run()
 
 
 def _worker_app(open_app: Callable[[], FastAPI], config: ServeConfig) -> FastAPI:
@@ -122,24 +130,14 @@ def _options(app: Any, config: ServeConfig, **more: Any) -> Options:
 
 
 def check_tls(certificate: str, key: str) -> None:
-    """One clear line for TLS files that cannot be used."""
+    """One clear line for TLS files that cannot be used, or whose key needs a password."""
     if not certificate and not key:
         return
-    if not certificate or not key:
-        raise GeniusError("TLS needs both a certificate and its key (--tls-cert, --tls-key)")
-    for file in (certificate, key):
-        if not Path(file).is_file():
-            raise GeniusError(f"no such file for TLS: {file}")
-
-    def no_password() -> str:
-        raise GeniusError(f"the key {key} is protected by a password: give one that is not")
-
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)
-    except GeniusError:
-        raise
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise GeniusError(f"cannot use {certificate} with {key} for TLS: {getattr(error, 'reason', None) or error}") from None
+        reason = getattr(error, "reason", None) or error
+        raise GeniusError(f"cannot use {certificate or 'no certificate'} with {key or 'no key'} for TLS: {reason}") from None
 
 
 def bind(config: ServeConfig) -> socket.socket:

@@ -32,6 +32,9 @@ from genius.types import ImageInput, Query
 
 T = TypeVar("T")
 READERS = 4  # threads
+SETTINGS = {"k", "min_score", "beams", "rerank", "diverse", "mode", "words_weight", "item_bias", "min_probability"}
+"""Fields of a query that a `SearchRequest` has, too."""
+
 COLLECTION_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -137,20 +140,9 @@ class Service:
         if any(part is not None for part in negative_content):
             negative = Query(*negative_content)
         target = Target.parse(body.target, body.modality)
-        request = SearchRequest(
-            k=body.k,
-            where=(body.where or "").strip() or None,
-            min_score=body.min_score,
-            beams=body.beams,
-            rerank=body.rerank,
-            strict=target.strict,
-            diverse=body.diverse,
-            mode=body.mode,
-            words_weight=body.words_weight,
-            any_modality=target.any_modality,
-            item_bias=body.item_bias,
-            min_probability=body.min_probability,
-        )
+        given = body.model_dump(include=SETTINGS)
+        where = (body.where or "").strip() or None
+        request = SearchRequest(**given, where=where, strict=target.strict, any_modality=target.any_modality)
         backend.check_query(body.vector, body.mode)
         query = Query(text, picture, body.instruction, target.modality, negative, body.vector)
         return Job(query, request, backend, body.like)
