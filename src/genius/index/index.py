@@ -464,6 +464,25 @@ class Index(OpenIndex):
         for row in islice(searching.stream(self, [*HIT_COLUMNS, "_image_bytes"], where), limit):
             yield searching.item_of_row(row)
 
+    def to_dataset(self, where: str | None = None, *, vectors: bool = False) -> Any:
+        """The items as a Hugging Face `datasets.Dataset`; `genius.index.exchange.items_of_dataset` reads one.
+
+        Args:
+            where: only items that match this condition over metadata.
+            vectors: whether each row has the stored vector, too.
+
+        Raises:
+            GeniusError: `datasets` is not installed.
+        """
+        from genius.index import exchange
+
+        stored: dict[str, list[float]] | None = None
+        if vectors:
+            stored = {}
+            for names, part, _ in self.vectors():
+                stored.update(zip(names, part.tolist(), strict=True))
+        return exchange.dataset_of(self.items(where), self.consistent(lambda: self.reader().columns), stored)
+
     def values(self, field: str | None = None, where: str | None = None) -> Iterator[tuple[str, Any]]:
         """Id and one metadata value of every item, in no promised order. Reads those two columns only.
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genius.errors import Problems
+from genius.index.exchange import flat, imported
 from genius.types import Item, Modality
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DOUBT = 0.25  # below this probability of an answer hits are marked as doubtful
 
@@ -66,8 +70,35 @@ class Hits(list[Hit]):
         return f"[]  # {self.why}"
 
     def to_list(self) -> list[dict[str, Any]]:
-        """JSON-ready mappings, one per hit (`Hit.to_dict`): what pandas, Arrow and `datasets` make tables of."""
+        """JSON-ready mappings, one per hit (`Hit.to_dict`)."""
         return [hit.to_dict() for hit in self]
+
+    def _columns(self) -> dict[str, list[Any]]:
+        rows = []
+        for hit in self.to_list():
+            metadata = hit.pop("metadata")
+            rows.append(flat(hit, metadata))
+        names = list(dict.fromkeys(name for row in rows for name in row)) or ["id", "score"]
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def to_arrow(self) -> pa.Table:
+        """An Arrow table, one row per hit; metadata fields are columns.
+
+        Examples:
+            >>> Hits().to_arrow().num_rows
+            0
+        """
+        import pyarrow as pa
+
+        return pa.table(self._columns())
+
+    def to_pandas(self) -> Any:
+        """A pandas data frame, one row per hit; metadata fields are columns.
+
+        Raises:
+            GeniusError: If pandas is not installed.
+        """
+        return imported("pandas", "to_pandas").DataFrame(self._columns())
 
     @property
     def doubtful(self) -> bool:
