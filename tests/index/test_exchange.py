@@ -45,9 +45,22 @@ def test_hits_as_lists_tables_and_frames(shop: Index) -> None:
     assert empty.to_list() == [] and empty.to_arrow().num_rows == 0 and len(empty.to_pandas()) == 0
 
 
-def test_items_one_by_one(shop: Index) -> None:
+def test_hits_by_a_field(shop: Index) -> None:
+    hits = shop.search("a boat", k=4, target="any")
+    assert [hit.id for hit in hits.sorted_by("price")] == ["b", "c", "a", "d"]
+    assert [hit.id for hit in hits.sorted_by("price", descending=True)] == ["a", "c", "b", "d"]
+    assert hits.sorted_by("price").plan == hits.plan
+    with pytest.raises(GeniusError, match="no hit has the field 'cost'"):
+        hits.sorted_by("cost")
+
+
+def test_items_one_by_one_and_in_order(shop: Index) -> None:
     assert {item.id: item.text for item in shop} == {item.id: item.text for item in shop.items()} and len(list(shop)) == 4
-    assert [item.id for item in shop.items("price < 2")] == ["b"] and len(list(shop.items(limit=2))) == 2
+    assert [item.id for item in shop.items(order_by="price")] == ["b", "c", "a", "d"]
+    assert [item.id for item in shop.items("price < 3", order_by="price", descending=True)] == ["c", "b"]
+    assert [item.id for item in shop.items(order_by="id", descending=True, limit=2)] == ["d", "c"]
+    with pytest.raises(GeniusError, match="no field 'cost'"):
+        list(shop.items(order_by="cost"))
 
 
 def test_a_missing_library_is_one_line(shop: Index, monkeypatch: pytest.MonkeyPatch) -> None:

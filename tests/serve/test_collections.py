@@ -1,4 +1,4 @@
-"""Listing items page by page, many queries in one request, and several collections in one process."""
+"""Listing items page by page, many queries in one request, results in another order, and several collections in one process."""
 
 from __future__ import annotations
 
@@ -34,10 +34,25 @@ class TestListing:
         assert page["total"] == len(expected) and page["next_cursor"] and len(page["items"]) == 2
         assert set(page["items"][0]) == {"id", "modality", "text", "metadata", "image_url", "thumbnail_url"}
 
+    @pytest.mark.parametrize("descending", [False, True])
+    @pytest.mark.parametrize("field", ["price", "colour", "round"])
+    def test_order_by_a_field_is_that_of_sorting(self, client: GeniusClient, field: str, descending: bool) -> None:
+        by_id = sorted(book(), key=lambda item: item.id)
+        expected = [item.id for item in sorted(by_id, key=lambda item: item.metadata[field], reverse=descending)]
+        assert [item.id for item in client.items(order_by=field, descending=descending, page_size=13)] == expected
+
     def test_a_filter_counts_only_what_matches(self, web: TestClient) -> None:
-        page = web.get("/v1/items", params={"where": "colour = 'red' AND price < 20"}).json()
+        page = web.get("/v1/items", params={"where": "colour = 'red' AND price < 20", "order_by": "price"}).json()
         assert page["total"] == 6 == len(page["items"]) and page["next_cursor"] is None
-        assert sorted(item["metadata"]["price"] for item in page["items"]) == [0, 0, 0, 10, 10, 10]
+        assert [item["metadata"]["price"] for item in page["items"]] == [0, 0, 0, 10, 10, 10]
+
+    def test_items_without_the_field_come_last(self, web: TestClient, client: GeniusClient) -> None:
+        web.put("/v1/items/bare", json={"text": "no price"})
+        try:
+            for descending in (False, True):
+                assert [item.id for item in client.items(order_by="price", descending=descending, page_size=9)][-1] == "bare"
+        finally:
+            web.delete("/v1/items/bare")
 
     def test_pages_survive_changes_between_them(self, web: TestClient) -> None:
         """The item that the cursor names is deleted and others are added: nothing else is repeated or skipped."""
@@ -60,7 +75,10 @@ class TestListing:
         [
             ({"limit": 0}, "limit"),
             ({"limit": 101}, "at most 100"),
-            ({"cursor": "x" * 513}, "cursor"),
+            ({"cursor": "nonsense"}, "cursor"),
+            ({"cursor": "WzEsIDJd"}, "cursor"),  # [1, 2]
+            ({"cursor": "WyJhIiwgIngiXQ", "order_by": "price"}, "cursor"),  # ["a", "x"]: another order's
+            ({"order_by": "nothing"}, "no field 'nothing', there are: colour, price"),
             ({"where": "nothing = 1"}, "nothing"),
         ],
     )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from genius.model.genius import Genius
 
 ANY = SearchRequest()  # ten answers, as the model likes to search
+ORDERED_AT_ONCE = 256  # items that are read together when they are listed in an order
 THREE = SearchRequest(3)  # answers that are explained
 
 
@@ -443,17 +444,21 @@ class Index(OpenIndex):
         """
         return self.consistent(lambda: dict(self.reader().columns))
 
-    def items(self, where: str | None = None, *, limit: int | None = None) -> Iterator[Item]:
+    def items(
+        self, where: str | None = None, *, order_by: str | None = None, descending: bool = False, limit: int | None = None
+    ) -> Iterator[Item]:
         """Every item of one version, in no promised order; images without a path come as stored bytes.
 
         If another process drops that version meanwhile (`optimize(keep=0)`), the rest is of the newest; each id comes once.
 
         Args:
             where: only items that match this condition over metadata.
+            order_by: a metadata field, or "id"; items without the field come last.
+            descending: largest first.
             limit: items at most; None for all.
 
         Raises:
-            GeniusError: `where` cannot be read.
+            GeniusError: there is no such field, or `where` cannot be read.
 
         Examples:
             >>> sorted(item.id for item in index.items())
@@ -461,8 +466,23 @@ class Index(OpenIndex):
         """
         if limit is not None:
             whole("limit", limit, 0, 2**31)
+        if order_by is not None:
+            yield from self._ordered_items(where, order_by, descending, limit)
+            return
         for row in islice(searching.stream(self, [*HIT_COLUMNS, "_image_bytes"], where), limit):
             yield searching.item_of_row(row)
+
+    def _ordered_items(self, where: str | None, order_by: str, descending: bool, limit: int | None) -> Iterator[Item]:
+        field = None
+        if order_by != "id":
+            field = order_by
+        pairs = [(value, item_id) for item_id, value in self.values(field, where)]
+        if field is None:
+            pairs = [(item_id, item_id) for _, item_id in pairs]
+        having = sorted((pair for pair in pairs if pair[0] is not None), reverse=descending)
+        names = [item_id for _, item_id in having] + sorted(item_id for value, item_id in pairs if value is None)
+        for part in batched(names[:limit], ORDERED_AT_ONCE):
+            yield from self.get(part, missing="skip")
 
     def to_dataset(self, where: str | None = None, *, vectors: bool = False) -> Any:
         """The items as a Hugging Face `datasets.Dataset`; `genius.index.exchange.items_of_dataset` reads one.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genius.errors import Problems
+from genius.errors import GeniusError, Problems
 from genius.index.exchange import flat, imported
 from genius.types import Item, Modality
 
@@ -99,6 +99,22 @@ class Hits(list[Hit]):
             GeniusError: If pandas is not installed.
         """
         return imported("pandas", "to_pandas").DataFrame(self._columns())
+
+    def sorted_by(self, field: str, descending: bool = False) -> Hits:
+        """The same hits by a metadata field; those without it come last.
+
+        Args:
+            field: A metadata field.
+            descending: Largest first.
+
+        Raises:
+            GeniusError: If no hit has the field.
+        """
+        having = [hit for hit in self if hit.item.metadata.get(field) is not None]
+        if self and not having:
+            raise GeniusError(f"no hit has the field {field!r}")
+        having.sort(key=lambda hit: hit.item.metadata[field], reverse=descending)
+        return self.having(having + [hit for hit in self if hit.item.metadata.get(field) is None])
 
     @property
     def doubtful(self) -> bool:

@@ -5,9 +5,11 @@ Knows items, hits and codes; knows nothing of HTTP, queues or keys. Everything h
 
 from __future__ import annotations
 
+import base64
 import bisect
 import functools
 import io
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,8 +46,10 @@ ITEMS = 48  # items shown of one prefix
 MAX_EXPLAINED = 10  # results explained
 LARGE_K = 100  # a search for more results has the lane of large searches
 LARGE_LANE = "large"
-MAX_LISTINGS = 8  # sorted ids of a collection, by filter, that are kept
+MAX_LISTINGS = 8  # orders of a collection that are kept
 MAX_COUNTS = 10_000  # of items below a prefix, likewise
+SortKey = tuple[Any, str]
+"""Value of the field that a listing is ordered by (None: by id alone, or the item lacks it), and the item's id."""
 
 
 class Missing(Exception):
@@ -88,6 +92,52 @@ class Job:
         return "search"
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a listing asks for."""
+
+    limit: int
+    after: SortKey | None = None  # of the last item of the page before
+    where: str | None = None
+    order_by: str | None = None
+    descending: bool = False
+
+    def order(self, key: SortKey) -> tuple[bool, Any, str]:
+        """What keys are compared by: items without the field last, equal values by id."""
+        value, item_id = key
+        if value is None:
+            return (True, 0, item_id)
+        if self.descending:
+            value = _Reversed(value)
+        return (False, value, item_id)
+
+    def cursor(self, key: SortKey) -> str:
+        """A key as text for a URL."""
+        return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
+
+    @staticmethod
+    def parse_cursor(text: str) -> SortKey:
+        """The key of a cursor; `GeniusError` if it is none of ours."""
+        try:
+            value, item_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except (ValueError, TypeError):
+            raise GeniusError("cursor: not one that this server gave") from None
+        if not isinstance(item_id, str) or not isinstance(value, str | int | float | bool | None):
+            raise GeniusError("cursor: not one that this server gave")
+        return value, item_id
+
+
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class _Reversed:
+    """A value that sorts the other way round."""
+
+    value: Any
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other.value < self.value)
+
+
 class Backend:
     """One collection.
 
@@ -105,9 +155,7 @@ class Backend:
         self._query_side = query_side
         # both read much, and are the same for one version of the index
         self._count_below = functools.lru_cache(MAX_COUNTS)(lambda version, prefix: index.below(prefix, limit=0).count)
-        self._sorted_ids = functools.lru_cache(MAX_LISTINGS)(
-            lambda version, where: sorted(item_id for item_id, _ in index.values(where=where))
-        )
+        self._sorted_keys = functools.lru_cache(MAX_LISTINGS)(lambda version, *order: self._sort_keys(*order))
 
     # -- search ------------------------------------------------------------------------------------------------
 
@@ -200,24 +248,29 @@ class Backend:
             raise Missing(f"no item {item_id!r}") from None
         return ItemDetail(**self._shown(item), codes=list(codes), path=self._path(codes))
 
-    def list_items(self, limit: int, after: str | None, where: str | None) -> ListResponse:
-        """One page of items, ordered by id.
-
-        Args:
-            limit: Items of a page.
-            after: Id of the last item of the page before; None: the first page.
-            where: Only items that match this condition.
-        """
-        ids = self._sorted_ids(self._version(), where)
+    def list_items(self, page: Page) -> ListResponse:
+        """One page of items, ordered by id or by a metadata field."""
+        keys = self._sorted_keys(self._version(), page.where, page.order_by, page.descending)
         start = 0
-        if after is not None:
-            start = bisect.bisect_right(ids, after)
-        end = start + limit
+        if page.after is not None:
+            try:
+                start = bisect.bisect_right(keys, page.order(page.after), key=page.order)
+            except TypeError:
+                raise GeniusError("cursor: not one of a listing in this order") from None
+        end = start + page.limit
+        items: Sequence[Item] = ()
+        if keys[start:end]:
+            items = self.index.get([item_id for _, item_id in keys[start:end]], missing="skip")
         next_cursor = None
-        if end < len(ids):
-            next_cursor = ids[end - 1]
-        listed = [ListedItem(**self._shown(item)) for item in self.index.get(ids[start:end], missing="skip")]
-        return ListResponse(items=listed, total=len(ids), next_cursor=next_cursor)
+        if end < len(keys):
+            next_cursor = page.cursor(keys[end - 1])
+        listed = [ListedItem(**self._shown(item)) for item in items]
+        return ListResponse(items=listed, total=len(keys), next_cursor=next_cursor)
+
+    def _sort_keys(self, where: str | None, order_by: str | None, descending: bool) -> list[SortKey]:
+        """(value, id) of all matching items in order."""
+        keys = [(value, item_id) for item_id, value in self.index.values(order_by, where)]
+        return sorted(keys, key=Page(0, None, where, order_by, descending).order)
 
     def check_query(self, vector: Sequence[float] | None, mode: str) -> None:
         """Refuse a query that this index cannot answer before it shares a batch with others.

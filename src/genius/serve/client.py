@@ -239,19 +239,27 @@ class GeniusClient:
             total = self._add(total, batch)
         return total
 
-    def items(self, where: str | None = None, *, page_size: int = 100) -> Iterator[ListedItem]:
+    def items(
+        self,
+        where: str | None = None,
+        *,
+        order_by: str | None = None,
+        descending: bool = False,
+        page_size: int = 100,
+    ) -> Iterator[ListedItem]:
         """All items, page by page.
 
         Args:
             where: SQL filter over metadata.
+            order_by: Metadata field; by default items are ordered by id.
+            descending: Largest values first.
             page_size: Items per request.
 
         Yields:
-            Items in the order of their ids.
+            Items in order; those without the field last.
         """
-        parameters = {"limit": str(page_size)}
-        if where is not None:
-            parameters["where"] = where
+        given = {"limit": page_size, "where": where, "order_by": order_by, "descending": descending or None}
+        parameters = {name: str(value) for name, value in given.items() if value is not None}
         while True:
             page = self._call(ListResponse, "GET", f"{self._base}/items?{urlencode(parameters)}")
             yield from page.items

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from genius.index.metadata import check_metadata
 from genius.serve.auth import Caller, Role, authorize, client_of, guard_open_server, identify
-from genius.serve.backend import Backend
+from genius.serve.backend import Backend, Page
 from genius.serve.bodies import read_batch, read_item, read_item_bodies, read_search
 from genius.serve.errors import ERRORS, ApiError
 from genius.serve.logs import CONTENT_TYPE
@@ -254,17 +254,24 @@ IMAGE_RESPONSES: dict[int | str, dict[str, object]] = {
 async def list_items(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000, description="Items of a page.")] = 50,
-    cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[str | None, Query(max_length=16_000, description="`next_cursor` of the page before.")] = None,
     where: Annotated[str | None, Query(max_length=2000, description="A filter over metadata, as in a search.")] = None,
+    order_by: Annotated[
+        str | None, Query(min_length=1, max_length=64, description="A metadata field; without it items are ordered by id.")
+    ] = None,
+    descending: Annotated[bool, Query(description="Largest values of `order_by` first.")] = False,
 ) -> Response:
-    """Items in the order of their ids. Pages neither repeat nor skip items that stay as they are while others are
+    """Items in order, those without the field last. Pages neither repeat nor skip items that stay as they are while others are
     added or deleted."""
     call = allowed(request, "read")
     most = call.service.config.max_items
     if limit > most:
         raise ApiError(422, f"limit: at most {most} here")
-    condition = (where or "").strip() or None
-    return answer(await call.read(lambda: call.backend.list_items(limit, cursor, condition), "list"))
+    after = None
+    if cursor is not None:
+        after = Page.parse_cursor(cursor)
+    page = Page(limit, after, (where or "").strip() or None, order_by, descending)
+    return answer(await call.read(lambda: call.backend.list_items(page), "list"))
 
 
 @collection_router.post(
