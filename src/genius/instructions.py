@@ -163,7 +163,7 @@ def _exchanged(word: str) -> Iterable[str]:
 
 
 def _one_letter_off(word: str) -> Iterable[str]:
-    """Words with a letter more, less or other, beyond the first: *discription*."""
+    """Words with a letter more, less or other, beyond the first."""
     for at in range(1, len(word) + 1):
         before, after = word[:at], word[at:]
         yield before + after[1:]
