@@ -43,11 +43,12 @@ browser:  ## Chromium for the page's tests, where the system's package manager h
 # Two processes, a file of tests in one of them. A server's tests measure queues and need the machine for themselves: they come after.
 # Waiting threads sleep: beside other work spinning ones take minutes.
 # Files of tests lie in memory where 4 GB of it are free for files (the suite takes less than one): every change of an index is synced.
-IN_MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 ] 2>/dev/null && echo /dev/shm)
-test: export TMPDIR := $(or $(IN_MEMORY),$(TMPDIR),/tmp)
+MEMORY = $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 test: setup browser lint  ## lint, types and the whole test suite
-	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve
-	OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve
+	TMPDIR=$$(mktemp -d $(MEMORY)/genius-XXXXXX) && export TMPDIR && \
+	  OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serve && \
+	  OMP_NUM_THREADS=2 GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest tests/serve && \
+	  rm -rf "$$TMPDIR"
 
 test-ray: setup  ## indexing on Ray: tests that the suite skips without the extra
 	$(PIP) -e '.[ray]'
