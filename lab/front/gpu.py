@@ -36,7 +36,7 @@ from genius.model.config import SIZES, GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, LazyPart, SearchEngine, SearchParams, StoredVectors
-from genius.search.scan import ScanIndex
+from genius.search.scan import UNKNOWN, ScanIndex
 from genius.search.tensor_cells import TensorCells
 from genius.search.tensors import TensorVectors, tensor_arrays
 from genius.search.trie import ALWAYS_EXPLICIT, EXPLICIT_UP_TO
@@ -360,7 +360,7 @@ def scan(bench: Bench, data: dict[str, Tensor], vectors: Tensor) -> None:
     cells = cells_of(bench, data, vectors)
     engine = engine_of(vectors)
     own = {0: cells}
-    engine.scan._index = ScanIndex(own, {0: 1.0}, {}, len(vectors))  # type: ignore[arg-type]
+    engine.scan._index = ScanIndex(own, {0: {UNKNOWN: 1.0}}, {}, len(vectors))  # type: ignore[arg-type]
     engine.scan._moved = own
     parts = {name: data[name].cpu().numpy()[:count] for name, count in (("validation", 300), ("test", 1000))}
     truth = {name: nearest(vectors, data[name][: len(queries)], K).cpu().numpy() for name, queries in parts.items()}
