@@ -83,7 +83,7 @@ if plan == "scan":
         "rows": np.arange(count), "sizes": np.full(cells, count // cells),
     }
     own = {0: TensorCells(arrays, tensor_arrays(device))}
-    engine.scan._index = ScanIndex(own, {0: 1.0}, {}, count)
+    engine.scan._index = ScanIndex(own, {0: {-1: 1.0}}, {}, count)
     engine.scan._moved = own
 ready = time.time()
 times = []
