@@ -113,6 +113,18 @@ def test_filters_are_obeyed_and_fill_k(world: World, share: float, monkeypatch: 
     assert allowed[found[found >= 0]].all()
 
 
+def test_a_filter_widens_the_scan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes lies deeper: twice as many cells where a seventh passes."""
+    monkeypatch.setattr(scan, "EXACT", 10)
+    monkeypatch.setattr(scan, "comparing_is_cheaper", lambda *_: False)
+    monkeypatch.setattr(scan, "PROBED", 24)
+    given = {"k": 10, "params": SCAN, "target": torch.zeros(90).long()}
+    whole = world.engine.search(world.z, **given).considered
+    allowed = np.random.default_rng(6).random(ITEMS) < 1 / 7
+    filtered = world.engine.search(world.z, allowed=allowed, **given).considered
+    assert (1.8 * whole < filtered).all() and (filtered < 2.4 * whole).all()
+
+
 def test_a_filter_far_from_the_query_still_fills_k(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the items pass, and they lie in the cells that would be probed last."""
     monkeypatch.setattr(scan, "EXACT", 10)
@@ -506,14 +518,23 @@ def test_cells_are_chosen_in_groups_as_by_a_product_with_all(monkeypatch: pytest
     assert np.allclose(exact_scores, np.take_along_axis(queries @ built.means.T, exact, 1), atol=1e-6)
     monkeypatch.setattr(module, "HOST", None)  # no product from here on
     monkeypatch.setattr(module, "BATCH", 100)
-    scores, chosen = built._best_cells(queries, 20)
-    assert np.allclose(scores, np.take_along_axis(queries @ built.means.T, chosen, 1), atol=2e-3)
-    assert np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(chosen.tolist(), exact.tolist(), strict=True)]) > 0.95
+
+    def shared() -> float:
+        """The share of the best cells that are chosen in groups."""
+        built._probed_groups.clear()
+        scores, chosen = built._best_cells(queries, 20)
+        assert np.allclose(scores, np.take_along_axis(queries @ built.means.T, chosen, 1), atol=2e-3)
+        return float(np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(chosen.tolist(), exact.tolist(), strict=True)]))
+
+    assert shared() > 0.95
+    monkeypatch.setattr(module, "FEWEST_RANKED", 40)
+    monkeypatch.setattr(module, "RANKED", 2)
+    in_metric = shared()
+    built.groups = module._grouped(built.means, np.eye(32, dtype=np.float32))
+    assert in_metric > shared() + 0.02
     monkeypatch.setattr(module, "FEWEST_RANKED", 640)
     monkeypatch.setattr(module, "RANKED_SHARE", 1.0)
-    built._probed_groups.clear()
-    all_ranked = built._best_cells(queries, 20)[1]
-    assert np.mean([len({*mine} & {*true}) / 20 for mine, true in zip(all_ranked.tolist(), exact.tolist(), strict=True)]) > 0.99
+    assert shared() > 0.99
 
 
 def test_a_scan_goes_on_where_the_groups_have_fewer_cells_than_it_would_scan(monkeypatch: pytest.MonkeyPatch) -> None:
