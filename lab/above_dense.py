@@ -14,10 +14,11 @@ results, which are written after every line. "unseen": only candidates that no t
     foreign       the same from text queries of the other benchmark (`--foreign`: the file of `foreign`), with and without filter
     existence     does the collection hold an answer? Probability, cut-offs, and an oracle that knows whether the first hit is one
     cost          processor time of searches with and without the bias, and of choosing the bias
-    accuracy      rows of docs/results/accuracy.md by `lab.accuracy`, of the same training, target unknown and given; with at most
+    accuracy      rows by `lab.accuracy` over all items, of the same training, target unknown and given; with at most
                   `--limit` test queries of each task
     large         the same over a million items
-    added         the same and the default search where a tenth or nine tenths of the items came after fusion, codes and decoder
+    added         the same, for docs/results/accuracy.md, and the default search where a tenth or nine tenths of the items came
+                  after fusion, codes and decoder
     modality      the default search with other probabilities of the modality, on validation and test queries
     pack          vectors of a part of the items and queries, small enough to travel (`--pack`: the file)
 

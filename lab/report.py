@@ -243,7 +243,9 @@ def later(body: dict[str, Any]) -> list[str]:
         ("10 % added", "Beams, where 10 % of the items were added after training"),
         ("90 % added", "Beams, where 90 % of the items were added after training"),
     ):
-        line = next(line for line in body["lines"] if (line["name"], line["target"]) == (name, "unknown"))
+        line = next((line for line in body["lines"] if (line["name"], line["target"]) == (name, "unknown")), None)
+        if line is None:
+            continue
         out += [
             f"### {title}",
             "",
