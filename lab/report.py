@@ -205,8 +205,8 @@ def page() -> str:
         "(`builtin:default`); its constants were chosen with seed 0 on part of these test queries.",
         "[The paper's recipe](mbeir.md#tables-4-and-5-ablations) keeps less on this data.",
         "",
-        "Not measured with this search: a million items, GENIUS^R with 200 beams, beams over all candidates, and on icons nine tenths of",
-        "the items added later.",
+        "Not measured with this search: a million items; beams over all candidates and 200 beams, except where items were added later",
+        "to fashion; on icons nine tenths of the items added later, and beams where a tenth was.",
         "",
     ]
     for name in ("fashion", "icons"):
@@ -251,7 +251,7 @@ def later(body: dict[str, Any]) -> list[str]:
             "",
             "The added items were not seen by fusion, codes and decoder (the heads are the same; they never see test products). Queries",
             "whose positives are all new, at most 400 of a task, over all candidates. Here the first share is of dense search whose target",
-            "is unknown, too. Beams are ranked by log-probability alone, without item bias. Intervals are over queries. "
+            "is unknown, too. Beams have no item bias, and the decoder's first step names their modality. Intervals are over queries. "
             + about(body, line),
             "",
             *table(line, "commit" in body),
