@@ -14,10 +14,11 @@ results, which are written after every line. "unseen": only candidates that no t
     foreign       the same from text queries of the other benchmark (`--foreign`: the file of `foreign`), with and without filter
     existence     does the collection hold an answer? Probability, cut-offs, and an oracle that knows whether the first hit is one
     cost          processor time of searches with and without the bias, and of choosing the bias
-    accuracy      rows of docs/results/accuracy.md by `lab.accuracy`, of the same training, target unknown and given; with at most
+    accuracy      rows by `lab.accuracy` over all items, of the same training, target unknown and given; with at most
                   `--limit` test queries of each task
     large         the same over a million items
-    added         the same and the default search where a tenth or nine tenths of the items came after fusion, codes and decoder
+    added         the same, for docs/results/accuracy.md, and the default search where a tenth or nine tenths of the items came
+                  after fusion, codes and decoder
     modality      the default search with other probabilities of the modality, on validation and test queries
     pack          vectors of a part of the items and queries, small enough to travel (`--pack`: the file)
 
@@ -31,7 +32,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ TESTED = 4000  # test queries of which existence is asked
 ORACLE = "whether the first hit is a positive (an oracle)"
 ROUNDS = 10  # of timed searches
 PAGE = Path("docs/engine.md")
+COST = Path("lab/results/item_bias_cost.json")  # of the part `cost`, of one training
 PLOT = Path("docs/pictures/bank-size.svg")
 BEGIN = "<!-- made by python -m lab.above_dense table -->"
 END = "<!-- end -->"
@@ -551,7 +553,7 @@ def merge(folder: Path) -> None:
 
 
 def merge_accuracy(folder: Path, benchmark: str) -> None:
-    """Rows of `lab.accuracy`, by name, target and seed; what the file holds beside them stays, with its date."""
+    """Rows of `lab.accuracy`, by name, target and seed."""
     files = sorted(folder.glob(f"accuracy-{benchmark}-*.json"))
     if not files:
         return
@@ -560,9 +562,7 @@ def merge_accuracy(folder: Path, benchmark: str) -> None:
     names = list(dict.fromkeys(line["name"] for line in lines))
     lines.sort(key=lambda line: (names.index(line["name"]), line["target"] != "unknown", line["seed"]))
     target = Path(f"lab/results/accuracy_{benchmark}.json")
-    before = json.loads(target.read_text(encoding="utf-8"))
-    kept = [{"date": before["date"], **line} for line in before["lines"] if "methods" not in line]
-    target.write_text(json.dumps({**bodies[0], "lines": [*lines, *kept]}, indent=1) + "\n", encoding="utf-8")
+    target.write_text(json.dumps({**bodies[0], "lines": lines}, indent=1) + "\n", encoding="utf-8")
 
 
 def tables(benchmark: str, body: dict[str, Any]) -> str:
@@ -581,9 +581,15 @@ def tables(benchmark: str, body: dict[str, Any]) -> str:
     ]
     tasks = list(lines[0]["hit@5"])
     for candidates, title in (("unseen", "Candidates that no training query shows"), ("all", "All candidates")):
-        own = [line for line in lines if line["candidates"] == candidates]
+        own = [line for line in lines if line["candidates"] == candidates and "whole bias" not in line["search"]]
         items = next(line["items"] for run in runs for line in run["lines"] if line["candidates"] == candidates)
-        out += ["", f"{title} ({items:,}):", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
+        ties = [line["tied"] for run in runs for line in run["lines"] if line["candidates"] == candidates and "tied" in line]
+        alike = [run["items_that_share_their_id"][candidates] for run in runs]
+        counted = (
+            f"In each training {min(alike):,} - {max(alike):,} of them share their ID with another;\nthe fifth place is drawn "
+        )
+        counted += f"among equal scores for {min(ties):,} - {max(ties):,} queries of a row."
+        out += ["", f"{title} ({items:,}). {counted}", "", "| search | target | seeds | share | " + " | ".join(tasks) + " |"]
         out.append("|---|---|---:|---|" + "---:|" * len(tasks))
         for line in own:
             hits = " | ".join(f"{100 * line['hit@5'][task]:.1f}" if task in line["hit@5"] else "-" for task in tasks)
@@ -613,16 +619,29 @@ def existence_table(benchmark: str, found: Sequence[dict[str, Any]]) -> list[str
     return out
 
 
-def cost_table(body: dict[str, Any]) -> str:
-    """Markdown of milliseconds with and without a bias."""
-    cost = next((run["cost"] for run in body["runs"] if "cost" in run), None)
-    if cost is None:
-        return ""
-    shown = [f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict)]
+def cost_table(cost: dict[str, Any], bodies: Iterable[dict[str, Any]]) -> str:
+    """Markdown of what a bias costs.
+
+    Args:
+        cost: What `cost` measured of one training.
+        bodies: Merged results, which know the seconds of every training.
+    """
+    shown = [
+        f"| {name} | {v['without']:.3f} | {v['with']:.3f} |" for name, v in cost.items() if isinstance(v, dict) and "with" in v
+    ]
+    shares = []
+    for body in bodies:
+        found = [run["metrics"]["seconds"] for run in body["runs"]]
+        own = [100 * seconds["bank and its bias"] / seconds["all"] for seconds in found]
+        alike = f"{min(own):.1f} - {max(own):.1f} % of {min(s['all'] for s in found):.0f} - {max(s['all'] for s in found):.0f} s"
+        shares.append(f"{body['runs'][0]['benchmark']} {alike}")
     return "\n".join(
         [
-            f"Processor milliseconds per query on one thread without and with the bias, which takes {cost['bytes_per_item']} "
-            f"bytes per item (a bank of\n{cost['queries_in_bank']:,} queries; fashion, unseen candidates):",
+            f"In training the bank and its bias take {', '.join(shares)}.",
+            f"A bias takes {cost['bytes_per_item']} bytes per item. Processor milliseconds per query on one thread,",
+            f"with a bank of {cost['queries_in_bank']:,} queries, over {cost['items']:,} fashion items "
+            "([figures](../lab/results/item_bias_cost.json):",
+            f"a small training, {cost['device']}, {cost['date']}):",
             "",
             "| search | without | with |",
             "|---|---:|---:|",
@@ -669,13 +688,19 @@ def plot(bodies: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*out, "</svg>\n"])
 
 
-def write_table() -> None:
+def page_part() -> str:
+    """What stands between the marks of docs/engine.md."""
     bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in TITLES}
     made = [tables(name, body) for name, body in bodies.items()]
     made.append("![Gain over no bias by the number of queries that an index learned from](pictures/bank-size.svg)")
-    made += [shown for shown in [cost_table(bodies["fashion"])] if shown]
+    made.append(cost_table(json.loads(COST.read_text(encoding="utf-8")), bodies.values()))
+    return "\n\n".join(made)
+
+
+def write_table() -> None:
+    bodies = {name: json.loads(result_file(name).read_text(encoding="utf-8")) for name in TITLES}
     PLOT.write_text(plot(bodies), encoding="utf-8")
-    write_between(PAGE, BEGIN, END, "\n\n".join(made))
+    write_between(PAGE, BEGIN, END, page_part())
 
 
 def train(args: argparse.Namespace) -> None:

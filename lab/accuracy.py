@@ -274,7 +274,7 @@ def main() -> None:
     data = (fashion if args.data == "fashion" else icons)(args.features, args.products)
     about = {
         "data": args.data,
-        **provenance(),  # lab.facts and lab.report show rows of the default search only with its commit
+        **provenance(),  # lab.report shows rows of the default search only with its commit
         "changes": changes,
         "config_name": args.config,
     }

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -405,6 +406,12 @@ def result_file(benchmark: str) -> Path:
     return Path(f"lab/results/decoder_{benchmark}.json")
 
 
+def finished(run: dict[str, Any]) -> dict[str, Any]:
+    """A training's result without the lines of a variant that it did not finish."""
+    counts = Counter(line["variant"] for line in run["lines"])
+    return {**run, "lines": [line for line in run["lines"] if counts[line["variant"]] == max(counts.values())]}
+
+
 def merge(folder: Path) -> None:
     """The JSON of each benchmark from files of single trainings."""
     for benchmark in BENCHMARKS:
@@ -413,7 +420,7 @@ def merge(folder: Path) -> None:
         if not own:
             continue
         body = {name: own[0][name] for name in ("command", "commit", "date", "device", "threads", "changes")}
-        lines = summary(own, ("variant", "search", "item_bias"))
+        lines = summary([finished(run) for run in own], ("variant", "search", "item_bias"))
         body |= {"seeds": [run["seed"] for run in own], "summary": lines, "runs": own}
         write_json(result_file(benchmark), body)
 

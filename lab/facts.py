@@ -1,8 +1,8 @@
-"""The table of measured facts in README.md and docs/index.md, from committed JSON.
+"""The tables of measured facts in README.md and docs/index.md, from committed JSON.
 
     python -m lab.facts        replaces the text between `<!-- facts -->` and `<!-- /facts -->` in both files
 
-A row of the default search appears only if its file names the commit it was measured with.
+Rows of our recipe come from `lab.above_dense`; those of other recipes from `lab.paper` and `lab.bundled`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,6 @@ from lab import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
 MARKS = re.compile(r"(<!-- facts -->\n).*?(<!-- /facts -->)", re.DOTALL)
-OURS = {
-    "dense": "dense, exhaustive",
-    "dense-given": "dense, exhaustive, target modality given",
-    "default": "**default** (`Flat` or `Scan`, re-ranked by embeddings)",
-    "default-codes": "default, codes only: no vectors stored",
-    "genius": "GENIUS: `Beam`, 50 beams, ranked by log-probability",
-    "genius-r": "GENIUS^R: the same beams, re-ranked by embeddings",
-    "genius-r@200": "GENIUS^R with 200 beams, 60 items re-ranked",
-    "no-decoder": "no decoder: 50 beams ranked by similarity",
-}
-DEFAULT = ("default", "default-codes")
 PAPER = {
     "genius": "GENIUS, the paper's recipe, codes 3 + 3 x 64",
     "genius-r": "GENIUS^R, the paper's recipe, codes 3 + 3 x 64",
@@ -41,16 +30,17 @@ BUNDLED = {
     "genius-r": "`bundled:mini`: GENIUS^R, 50 beams",
     "genius": "`bundled:mini`: GENIUS, 50 beams",
 }
-
-
-ABOVE_DENSE = {
-    "default, no bias": "default search, item bias off",
+OURS = {
+    "dense, target given": "dense, exhaustive, target modality given",
+    "default, no bias": "default search (`Flat` or `Scan`), item bias off",
     "default, with bias": "**default search** (item bias from a bank of queries)",
-    "default, with bias, 10% of items added later": "the same, for items added later (a tenth)",
-    "codes, no bias": "codes only, item bias off",
+    "codes, no bias": "codes only: no vectors stored, item bias off",
     "codes, with bias": "codes only",
+    "GENIUS, 50 beams, with bias": "GENIUS: `Beam`, 50 beams, ranked by log-probability (2,000 queries)",
+    "GENIUS^R, 50 beams, with bias": "GENIUS^R: the same beams, re-ranked by embeddings (2,000 queries)",
+    "default, with bias, 10% of items added later": "default search, items added later (a tenth)",
+    "default, with bias, 90% of items added later": "default search, items added later (nine tenths)",
 }
-
 
 COUNTS = {1: "one training", 2: "two trainings", 3: "three trainings"}
 
@@ -73,9 +63,7 @@ def trainings(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measured(body: dict[str, Any], method: str) -> str:
-    """One cell of the table; empty if the method was not measured, or with a default search of another commit."""
-    if method in DEFAULT and "commit" not in body:
-        return ""
+    """One cell of the table; empty if the method was not measured."""
     found = [methods[method] for methods in trainings(body) if method in methods]
     if not found:
         return ""
@@ -104,41 +92,24 @@ def published(body: dict[str, Any], data: str, method: str) -> str:
     return cell(hits, [one["mean"] for one in found], [one["worst"] for one in found])
 
 
-def table() -> str:
-    fashion = read("lab/results/accuracy_fashion.json")
-    icons = read("lab/results/accuracy_icons.json")
-    bundled = read("lab/results/bundled.json")
-    fair = read("lab/paper/fair_fashion.json")
-    at_paper_sizes = read("lab/paper/published.json")
-    sizes = [f"{body['lines'][0]['pool']:,}" for body in (fashion, icons)]
-    rows = [
-        f"| search | fashion photos, titles, pairs ({sizes[0]}) | icons, texts, pairs ({sizes[1]}) |",
-        "|---|---|---|",
-    ]
-    for method, name in OURS.items():
-        cells = [measured(body, method) for body in (fashion, icons)]
-        if any(cells):
-            rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
-    rows += [f"| {name} | {paper(fair, method)} | |" for method, name in PAPER.items()]
-    for method, name in PUBLISHED.items():
-        cells = [published(at_paper_sizes, data, method) for data in ("fashion", "icons")]
-        rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
-    rows += [f"| {name} | | {measured(bundled, method)} |" for method, name in BUNDLED.items()]
-    return "\n".join(rows)
-
-
-def above_dense() -> str:
-    """The default search with and without its item bias, as shares of dense search that is given the target modality."""
+def ours() -> str:
+    """Searches of the recipe: hit@5, and its share of dense search that is given the target modality."""
     bodies = [read("lab/results/above_dense_fashion.json"), read("lab/results/above_dense_icons.json")]
-    heads = [f"fashion ({_trained(bodies[0])})", f"icons ({_trained(bodies[1])})"]
-    rows = [f"| our search, relative to dense with the target given | {heads[0]} | {heads[1]} |", "|---|---|---|"]
-    for search, name in ABOVE_DENSE.items():
+    columns = [(body, candidates) for candidates in ("unseen", "all") for body in bodies]
+    heads = [_head(body, candidates) for body, candidates in columns]
+    rows = [f"| our recipe, `builtin:default` | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    for search, name in OURS.items():
         cells = []
-        for body in bodies:
-            found = [line for line in body["summary"] if _is(line, search)]
-            cells.append("".join(f"{line['mean']:.3f} / {line['worst']:.3f}{_fewer(line, body)}" for line in found))
-        rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
+        for body, candidates in columns:
+            found = [line for line in body["summary"] if _is(line, search, candidates)]
+            cells.append("".join(f"{_of_line(line)}{_fewer(line, body)}" for line in found))
+        row = " | ".join([name, *cells])
+        rows.append(f"| {row} |".replace("|  |", "| |").replace("|  |", "| |"))
     return "\n".join(rows)
+
+
+def _of_line(line: dict[str, Any]) -> str:
+    return f"{100 * statistics.mean(line['hit@5'].values()):.1f} % ({line['mean']:.3f} / {line['worst']:.3f})"
 
 
 def _fewer(line: dict[str, Any], body: dict[str, Any]) -> str:
@@ -148,26 +119,43 @@ def _fewer(line: dict[str, Any], body: dict[str, Any]) -> str:
     return f" ({COUNTS[line['seeds']]})"
 
 
-def _trained(body: dict[str, Any]) -> str:
-    """How many candidates, and what embeds them."""
-    model = body["runs"][0].get("training", {}).get("model")
-    trained = f"`{model}`"
-    if model is None:
-        trained = f"{COUNTS[len(body['runs'])]}"
-    return f"{_unseen_items(body):,}, {trained}"
+def _head(body: dict[str, Any], candidates: str) -> str:
+    benchmark = body["runs"][0]["benchmark"]
+    return f"{benchmark}, {candidates} ({_items(body, candidates):,}, {COUNTS[len(body['runs'])]})"
 
 
-def _unseen_items(body: dict[str, Any]) -> int:
-    return next(int(line["items"]) for line in body["runs"][0]["lines"] if line["candidates"] == "unseen")
+def _items(body: dict[str, Any], candidates: str) -> int:
+    return next(int(line["items"]) for line in body["runs"][0]["lines"] if line["candidates"] == candidates)
 
 
-def _is(line: dict[str, Any], search: str) -> bool:
-    return (line["search"], line["target"], line["candidates"]) == (search, "unknown", "unseen")
+def _is(line: dict[str, Any], search: str, candidates: str) -> bool:
+    target = "unknown"
+    if search.startswith("dense"):
+        target = "given"
+    return (line["search"], line["target"], line["candidates"]) == (search, target, candidates)
+
+
+def others() -> str:
+    """Searches of other recipes, as shares of dense search with the same model."""
+    bundled = read("lab/results/bundled.json")
+    fair = read("lab/paper/fair_fashion.json")
+    at_paper_sizes = read("lab/paper/published.json")
+    photos = _items(read("lab/results/above_dense_fashion.json"), "all")
+    rows = [
+        f"| other recipes | fashion photos, titles, pairs ({photos:,}) | icons, texts, pairs ({bundled['lines'][0]['pool']:,}) |",
+        "|---|---|---|",
+    ]
+    rows += [f"| {name} | {paper(fair, method)} | |" for method, name in PAPER.items()]
+    for method, name in PUBLISHED.items():
+        cells = [published(at_paper_sizes, data, method) for data in ("fashion", "icons")]
+        rows.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    rows += [f"| {name} | | {measured(bundled, method)} |" for method, name in BUNDLED.items()]
+    return "\n".join(rows)
 
 
 def filled(text: str) -> str:
     """The page with the present table between its marks."""
-    return MARKS.sub(lambda marks: f"{marks[1]}{table()}\n\n{above_dense()}\n{marks[2]}", text)
+    return MARKS.sub(lambda marks: f"{marks[1]}{ours()}\n\n{others()}\n{marks[2]}", text)
 
 
 def main() -> None:

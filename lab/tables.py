@@ -9,6 +9,8 @@ tables belong to the pages. A test compares pages and files.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,21 +163,21 @@ def wordings_read() -> list[Row]:
     return [("wordings", *dict.fromkeys(ways)), *((name, *cells) for name, cells in found.items())]
 
 
-def decoder() -> list[Row]:
+def decoder(benchmark: str) -> list[Row]:
     """What the decoder contributes: share of dense search that is given the target, its mean and its worst task."""
     found: dict[str, list[str]] = {}
-    for line in read("decoder_fashion")["summary"]:
+    for line in read(f"decoder_{benchmark}")["summary"]:
         found.setdefault(line["variant"], [str(line["seeds"])]).append(f"{line['mean']:.3f} / {line['worst']:.3f}")
-    head = ("codes scored by", "seeds", "GENIUS", "with item bias", "GENIUS^R", "with item bias")
+    head = (f"{benchmark}: codes scored by", "seeds", "GENIUS", "with item bias", "GENIUS^R", "with item bias")
     return [head, *((name, *cells) for name, cells in found.items())]
 
 
-PAGES = {
+PAGES: dict[str, tuple[Callable[[], list[Row]], ...]] = {
     "tab": (tab,),
     "serving": (screens, attacks),
     "onramp": (kept, costs),
     "training": (wordings, wordings_read),
-    "engine": (decoder,),
+    "engine": (partial(decoder, "fashion"), partial(decoder, "icons")),
 }
 
 
