@@ -113,14 +113,22 @@ class CodebookHead(nn.Module):
         codebook: Tensor = codebooks.index_select(0, modality.view(1))[0]
         return codebook
 
-    def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
-        """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""
+    def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality | Tensor) -> Tensor:
+        """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32.
+
+        `rows`: which are of which modality; or the modality of each row (R,): those of all modalities are then computed.
+        """
         if level == 0:
             return self.modality_out(hidden).float()  # type: ignore[no-any-return]
         moved: Tensor = residual.float() + self.residual_shift[level - 1](hidden).float()  # r
         with torch.autocast(moved.device.type, enabled=False):
             if not self.quantizer.config.has_modality_codebooks(level):
                 return self._logits_of(level, 0, moved)
+            if isinstance(rows, Tensor):
+                logits = self._logits_of(level, 0, moved)
+                for modality in range(1, self.modalities):
+                    logits = torch.where((rows == modality)[:, None], self._logits_of(level, modality, moved), logits)
+                return logits
             parts = [self._logits_of(level, modality, moved[own]) for modality, own in rows]
             if all(isinstance(own, slice) for _, own in rows):
                 return torch.cat(parts)  # a sorted batch: its blocks follow each other
@@ -349,7 +357,7 @@ class Generator(nn.Module):
             grown.append(memory)
         return self.dropout(self.final_norm(x)), grown
 
-    def log_probs(self, level: int, hidden: Tensor, residual: Tensor | None = None, rows: ByModality = ()) -> Tensor:
+    def log_probs(self, level: int, hidden: Tensor, residual: Tensor | None = None, rows: ByModality | Tensor = ()) -> Tensor:
         """log p of every code of `level` from hidden states (R, d_model): (R, K_level).
 
         The head "codebooks" also needs `residual` (R, width), z minus the codes so far, and which rows are of which modality."""
