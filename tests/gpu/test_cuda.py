@@ -21,9 +21,11 @@ from genius.model.config import GeneratorConfig, QuantizerConfig
 from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
+from genius.search.beam import Beam
+from genius.search.recording import MOST
 from genius.search.tensor_cells import TensorCells, _Probed
 from genius.search.tensors import tensor_arrays
-from genius.search.types import SearchResult
+from genius.search.types import QueryBatch, SearchResult
 from genius.train import generator, train
 from genius.train.config import read_train_config
 from genius.train.sources import synthetic
@@ -44,14 +46,14 @@ PLANS = [
 ]
 
 
-def model() -> tuple[Generator, ResidualQuantizer]:
+def model(head: Any = "codebooks") -> tuple[Generator, ResidualQuantizer]:
     torch.manual_seed(0)
     quantizer = ResidualQuantizer(QuantizerConfig(width=64, level_sizes=SIZES, modality_codebooks_from=1))
     for name, buffer in quantizer.named_buffers():
         if name.startswith("codes"):
             buffer.copy_(torch.randn_like(buffer) * 0.1)
     shape: dict[str, Any] = {"d_model": 64, "layers": 2, "heads": 2, "d_kv": 32, "d_ff": 128, "dropout": 0.0}
-    config = GeneratorConfig(width=64, level_sizes=SIZES, normalizer="level", head="codebooks", **shape)
+    config = GeneratorConfig(width=64, level_sizes=SIZES, normalizer="level", head=head, **shape)
     return Generator(config, quantizer).eval(), quantizer
 
 
@@ -98,6 +100,41 @@ def test_a_beam_search_moves_its_trie_to_the_gpu_once(monkeypatch: pytest.Monkey
     engine.search(torch.zeros(2, 64), k=3, params=params)
     monkeypatch.setattr(CodeTrie, "_place", lambda *_: pytest.fail("the trie was moved again"))
     engine.search(torch.zeros(2, 64), k=3, params=params)
+
+
+@pytest.mark.parametrize("head", ["table", "codebooks"])
+def test_recorded_beams_are_those_of_single_steps(head: str) -> None:
+    """Batches of several sizes, more beams than before, targets that are unknown, mixed and all the same, and a filter."""
+    generator, _ = model(head)
+    rng = np.random.default_rng(0)
+    codes = np.stack([rng.integers(0, size, 3000) for size in SIZES], 1)
+    trie = CodeTrie.build(codes, SIZES)
+    recorded = Beam(generator.to("cuda"), trie, device="cuda")
+    stepped = Beam(generator, trie, device="cuda")
+    stepped.recorder = None
+    assert recorded.recorder is not None
+    z = F.normalize(torch.randn(7, 64), dim=1).numpy()
+    for count, beams in ((7, 5), (1, 5), (3, 5), (7, 20), (5, 5)):
+        for target in (np.full(count, -1), np.arange(count) % 4 - 1, np.full(count, 2)):
+            for allowed in (None, np.arange(3000) % 5 == 0):
+                batch = QueryBatch(z[:count], z[:count], target, None, allowed)
+                found, expected = (plan.run(batch, 4, SearchParams(beams=beams)) for plan in (recorded, stepped))
+                assert np.array_equal(found.considered, expected.considered)
+                assert np.allclose(found.scores, expected.scores, atol=1e-4)
+                assert (found.rows == expected.rows).mean() > 0.99
+    assert 0 < len(recorded.recorder._recordings) <= MOST
+
+
+def test_a_broken_generator_is_an_error_of_recorded_beams_too() -> None:
+    generator, _ = model()
+    with torch.no_grad():
+        generator.final_norm.weight.fill_(torch.nan)
+    codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
+    plan = Beam(generator.to("cuda"), CodeTrie.build(codes, SIZES), device="cuda")
+    z = np.eye(64, dtype=np.float32)[:2]
+    for _ in range(2):
+        with pytest.raises(GeniusError, match="NaN"):
+            plan.run(QueryBatch(z, z, np.full(2, -1)), 3, SearchParams(beams=5))
 
 
 @pytest.mark.parametrize("masked", [False, True])

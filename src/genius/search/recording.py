@@ -50,7 +50,8 @@ class Recorder:
         tensors = [_filled(one, size) for one in by_query] + list(shared)
         shapes = tuple(one if one is None else (tuple(one.shape), one.dtype) for one in tensors)
         key = (setting, size, shapes, torch.backends.cuda.matmul.allow_tf32)
-        with self._lock:
+        device = next(one.device for one in tensors if one is not None)
+        with self._lock, torch.cuda.device(device):
             inputs = []
             for place, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
                 if tensor is not None:
@@ -68,18 +69,16 @@ class Recorder:
 
     def _record(self, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> _Recording:
         """Run a function once, so that everything it needs is loaded, and record it."""
-        device = next(one.device for one in inputs if one is not None)
-        with torch.cuda.device(device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                function(*inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                result = function(*inputs)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(*inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = function(*inputs)
         return _Recording(graph, result)
 
 
