@@ -22,7 +22,7 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.beam import Beam
-from genius.search.recording import MOST
+from genius.search.recording import MOST, Recorder
 from genius.search.tensor_cells import TensorCells, _Probed
 from genius.search.tensors import tensor_arrays
 from genius.search.types import QueryBatch, SearchResult
@@ -32,6 +32,9 @@ from genius.train.sources import synthetic
 
 if not torch.cuda.is_available() and os.environ.get("GENIUS_GPU"):
     pytest.fail("make test-gpu needs a GPU that torch can use", pytrace=False)
+if torch.cuda.is_available():  # kernels need triton, which comes with CUDA
+    from genius.model.log_sum_exp import log_sum_exp
+    from genius.search.flat_kernel import nearest
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: make test-gpu, on a machine that has one")
 
 SIZES = (3, 64, 64, 64)
@@ -62,6 +65,8 @@ def model(head: Any = "codebooks") -> tuple[Generator, ResidualQuantizer]:
 @pytest.mark.parametrize("half", [False, True])
 def test_every_plan_finds_on_a_gpu_what_it_finds_on_a_cpu(params: SearchParams, on_host: bool, half: bool) -> None:
     """With targets, a filter for all and one for each query, deletions and additions."""
+    if params.plan == "scan":
+        pytest.importorskip("faiss")
     generator, quantizer = model()
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, size, ITEMS) for size in SIZES], 1)
@@ -105,7 +110,8 @@ def test_a_beam_search_moves_its_trie_to_the_gpu_once(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("head", ["table", "codebooks"])
 def test_recorded_beams_are_those_of_single_steps(head: str) -> None:
     """Batches of several sizes, more beams than before, targets that are unknown, mixed and all the same, and a filter."""
-    generator, _ = model(head)
+    generator, quantizer = model(head)
+    quantizer.to("cuda")
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, size, 3000) for size in SIZES], 1)
     trie = CodeTrie.build(codes, SIZES)
@@ -126,7 +132,8 @@ def test_recorded_beams_are_those_of_single_steps(head: str) -> None:
 
 
 def test_a_broken_generator_is_an_error_of_recorded_beams_too() -> None:
-    generator, _ = model()
+    generator, quantizer = model()
+    quantizer.to("cuda")
     with torch.no_grad():
         generator.final_norm.weight.fill_(torch.nan)
     codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
@@ -135,6 +142,66 @@ def test_a_broken_generator_is_an_error_of_recorded_beams_too() -> None:
     for _ in range(2):
         with pytest.raises(GeniusError, match="NaN"):
             plan.run(QueryBatch(z, z, np.full(2, -1)), 3, SearchParams(beams=5))
+
+
+def test_beams_are_found_where_nothing_can_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, the results of single steps, and random numbers as before; another plan records after that."""
+    generator, quantizer = model()
+    quantizer.to("cuda")
+    codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
+    trie = CodeTrie.build(codes, SIZES)
+    plans = [Beam(generator.to("cuda"), trie, device="cuda") for _ in range(3)]
+    refused, stepped, recorded = plans
+    stepped.recorder = None
+    z = np.eye(64, dtype=np.float32)[:2]
+    batch = QueryBatch(z, z, np.full(2, -1))
+    expected = stepped.run(batch, 3, SearchParams(beams=5))
+    with monkeypatch.context() as patch:
+        # what waits for the device is refused while kernels are recorded
+        patch.setattr("genius.search.beam._best_of_padded", lambda totals, *_: totals.sum().item())
+        patch.setattr(Recorder, "_warm", lambda *_: None)
+        found = [refused.run(batch, 3, SearchParams(beams=5)) for _ in range(2)]
+    assert refused.recorder is not None and not refused.recorder.works
+    assert len([line for line in caplog.records if "not recorded" in line.message]) == 1
+    torch.randn(3, device="cuda")
+    found.append(recorded.run(batch, 3, SearchParams(beams=5)))
+    assert recorded.recorder is not None and recorded.recorder.works
+    for one in found:
+        assert np.array_equal(one.rows, expected.rows) and np.allclose(one.scores, expected.scores, atol=1e-4)
+
+
+def test_the_sum_over_the_vocabulary_is_that_of_all_products() -> None:
+    """One row and many, a vocabulary that no tile divides, precisions by weights and by autocast; NaN stays NaN."""
+    for rows, count, width in ((1, 33, 64), (50, 1003, 128), (1000, 5003, 512), (70, 400, 48)):
+        states = torch.randn(rows, width, device="cuda") / width**0.5
+        tokens = 3 * torch.randn(count, width, device="cuda")
+        expected = (states.double() @ tokens.double().T).logsumexp(1).float()
+        assert torch.allclose(log_sum_exp(states, tokens), expected, atol=1e-4)
+        assert torch.allclose(log_sum_exp(states.half(), tokens.half()), expected, atol=2e-2)
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert torch.allclose(log_sum_exp(states, tokens), expected, atol=2e-2)
+        states[0, 0] = torch.nan
+        assert log_sum_exp(states.half(), tokens.half()).isnan().tolist() == [True] + [False] * (rows - 1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_pass_over_all_vectors_finds_the_best(masked: bool) -> None:
+    """One query and many, equal vectors, a last group that is not whole, more wanted than there are groups."""
+    vectors = F.normalize(torch.randn(10_007, 64, device="cuda"), dim=1).half()
+    vectors[500:600] = vectors[499]
+    visible = None
+    if masked:
+        visible = torch.rand(len(vectors), device="cuda") < 0.3
+    for count, k in ((1, 26), (33, 26), (200, 400)):
+        queries = F.normalize(torch.randn(count, 64, device="cuda"), dim=1)
+        scores, rows = nearest(queries, vectors, k, visible)
+        products = queries @ vectors.float().T
+        if visible is not None:
+            products.masked_fill_(~visible, -torch.inf)
+        expected = products.sort(dim=1, descending=True, stable=True)
+        assert torch.allclose(scores[:, :10], expected.values[:, :10], atol=1e-5)
+        assert (rows[:, :10] == expected.indices[:, :10]).float().mean() > 0.99
+        assert torch.allclose(products.gather(1, rows), scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("masked", [False, True])

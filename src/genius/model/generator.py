@@ -168,6 +168,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.dtype == self.weight.dtype:  # one kernel
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         variance = x.float().pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(variance + self.eps)).to(self.weight.dtype)
 
@@ -369,6 +371,10 @@ class Generator(nn.Module):
         own: Tensor = (scaled @ self.tokens.weight[start : start + self.config.level_sizes[level]].T).float()
         if self.config.normalizer == "level":
             return own.log_softmax(-1)
+        if scaled.is_cuda and not torch.is_grad_enabled():
+            from genius.model.log_sum_exp import log_sum_exp
+
+            return own - log_sum_exp(scaled, self.tokens.weight)[:, None]
         sums = [own.logsumexp(-1)]
         # slice by slice, each of which stays in the cache: all logits at once would be hundreds of megabytes
         for number, rows_of_level in enumerate(self.tokens.weight.split([SPECIALS, *self.config.level_sizes])):

@@ -378,16 +378,22 @@ class Beam:
         """Queries that are decoded together."""
         most = QUERIES_AT_ONCE.get(self.arrays.device.type, QUERIES_AT_ONCE["cpu"])
         if self._records(beams):
-            return min(most, PLACES // self._places(beams))
+            room = max(1, PLACES // self._places(beams))
+            return min(most, 1 << (room.bit_length() - 1))  # recorded batches are powers of two
         return most
 
     def _places(self, beams: int) -> int:
-        """Of the children of one query, in a table of fixed width."""
-        return max(1, beams * max(self.trie.fan_out(level) for level in range(self.trie.levels)))
+        """Of the children of one query, in the largest table of fixed width."""
+        most = prefixes = 1
+        for level in range(self.trie.levels):
+            places = prefixes * self.trie.fan_out(level)
+            most = max(most, places)
+            prefixes = min(places, beams)
+        return most
 
     def _records(self, beams: int) -> bool:
-        """Whether beams are found by recorded kernels. Not where casts of weights would be recorded that do not last."""
-        if self.recorder is None or not self.trie.ids or torch.is_autocast_enabled("cuda"):
+        """Whether beams are found by recorded kernels."""
+        if self.recorder is None or not self.recorder.works or not self.trie.ids:
             return False
         return FEWEST_AT_ONCE * self._places(beams) <= PLACES
 
@@ -420,11 +426,19 @@ class Beam:
         z = arrays.put(batch.z)
         target = arrays.put(batch.target)
         first = modality_scores(batch, arrays)
-        if self.recorder is None or not self._records(beams) or len(batch) > PLACES // self._places(beams):
-            stepped = _search(self.scorer, self.trie, z, beams, target, before, first)
-            _check(stepped.scores)
-            return stepped
-        assert isinstance(self.scorer, Decoder)
+        found = None
+        if self._records(beams) and len(batch) <= PLACES // self._places(beams):
+            found = self._recorded(batch, z, target, first, before, beams)
+        if found is None:
+            found = _search(self.scorer, self.trie, z, beams, target, before, first)
+        _check(found.scores)
+        return found
+
+    def _recorded(
+        self, batch: QueryBatch, z: Tensor, target: Tensor, first: Tensor | None, before: Tensor | None, beams: int
+    ) -> BeamResult | None:
+        """The beams by recorded kernels; None: the device does not record."""
+        assert isinstance(self.scorer, Decoder) and self.recorder is not None
         targets = np.unique(batch.target)
         if first is None and targets[0] >= 0:  # the decoder need not say what is given
             first = torch.zeros(len(z), self.trie.level_sizes[0], device=z.device)
@@ -434,8 +448,7 @@ class Beam:
         def search(z: Tensor, target: Tensor, first: Tensor | None, before: Tensor | None) -> BeamResult:
             return _search(scorer, self.trie, z, beams, target, before, first, fixed=True)
 
-        found: BeamResult = self.recorder(search, (beams, one_modality), len(z), [z, target, first], [before])
-        _check(found.scores)
+        found: BeamResult | None = self.recorder(search, (beams, one_modality), len(z), [z, target, first], [before])
         return found
 
     def _existing(self, target: Ints, before: Tensor | None) -> Ints:

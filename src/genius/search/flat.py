@@ -83,6 +83,8 @@ class Flat:
         if params.reranker == "codes":
             compared = batch.z
         queries = arrays.put(compared)
+        if self._in_one_pass(batch, vectors):
+            return self._nearest(batch, queries, vectors, k)
         considered = np.zeros(len(batch), np.int64)
         best = Best(len(batch), k, arrays)
         for rows, block in self._blocks(batch, vectors):
@@ -96,6 +98,31 @@ class Flat:
             best.add(_row_numbers(rows, arrays), scores)
         found = arrays.host(best.scores)
         rows_found = np.where(np.isneginf(found), -1, arrays.host(best.rows))
+        return Candidates(rows_found, found, considered)
+
+    def _in_one_pass(self, batch: QueryBatch, vectors: Vectors) -> bool:
+        """Whether one kernel compares all: halves on a GPU, many of which all queries may find, and the same ones."""
+        if not getattr(vectors, "in_one_pass", False) or batch.has_prior or 4 * len(vectors) * vectors.width <= RESIDENT:
+            return False
+        if batch.allowed is not None and (batch.allowed.ndim == 2 or SCATTERED * int(batch.allowed.sum()) < len(vectors)):
+            return False
+        targets = np.unique(batch.target)
+        if self.collection.modality is None or (targets < 0).all():
+            return True
+        return len(targets) == 1 and SCATTERED * int(self.collection.modality_counts[targets[0]]) >= len(vectors)
+
+    def _nearest(self, batch: QueryBatch, queries: Array, vectors: Any, k: int) -> Candidates:
+        """The k best of a comparison in one pass."""
+        arrays = vectors.arrays
+        visible = self._visible(batch, slice(0, len(vectors)), arrays)
+        considered = np.full(len(batch), len(vectors))
+        if visible is not None:
+            visible = visible[0]
+        scores, rows = vectors.nearest(queries, k, visible)
+        found = arrays.host(scores)
+        rows_found = np.where(np.isneginf(found), -1, arrays.host(rows))
+        if visible is not None:
+            considered[:] = int(visible.sum())
         return Candidates(rows_found, found, considered)
 
     def _scores(self, batch: QueryBatch, queries: Array, rows: Any, block: Array, arrays: Arrays) -> Array:

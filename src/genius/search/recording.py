@@ -1,10 +1,12 @@
 """Recorded kernels: a search whose shapes depend on no number on the GPU is recorded once and replayed as one CUDA graph.
 
-A replay launches thousands of kernels in the time of one. Knows tensors; nothing of what is computed.
+A replay launches thousands of kernels in the time of one. Where a device refuses to record, a warning says so, once, and nothing
+is recorded any more. Knows tensors; nothing of what is computed.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+logger = logging.getLogger("genius.search")
 MOST = 16  # recordings that are kept; each holds the memory of its intermediate tensors
 
 
@@ -28,6 +31,7 @@ class Recorder:
         self._inputs: dict[Hashable, Tensor] = {}  # where graphs read: those of one shape share it
         self._pool: Any = None
         self._lock = threading.Lock()
+        self.works = True
 
     def __call__(
         self,
@@ -37,7 +41,7 @@ class Recorder:
         by_query: Sequence[Tensor | None],
         shared: Sequence[Tensor | None],
     ) -> Any:
-        """The result of a function for some queries.
+        """The result of a function for some queries; None: the device does not record it, and `works` is then False.
 
         Args:
             function: Of `by_query` and `shared`, to a dataclass of tensors (Q, ...). It waits for no number on the device.
@@ -49,7 +53,8 @@ class Recorder:
         size = 1 << (queries - 1).bit_length()  # of the batch that is recorded: the last query fills it
         tensors = [_filled(one, size) for one in by_query] + list(shared)
         shapes = tuple(one if one is None else (tuple(one.shape), one.dtype) for one in tensors)
-        key = (setting, size, shapes, torch.backends.cuda.matmul.allow_tf32)
+        lowered = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = (setting, size, shapes, torch.backends.cuda.matmul.allow_tf32, lowered)
         device = next(one.device for one in tensors if one is not None)
         with self._lock, torch.cuda.device(device):
             inputs = []
@@ -60,26 +65,52 @@ class Recorder:
             if key not in self._recordings:
                 while len(self._recordings) >= MOST:
                     self._recordings.pop(next(iter(self._recordings)))
-                self._recordings[key] = self._record(function, inputs)
+                made = self._record(function, inputs)
+                if made is None:
+                    return None
+                self._recordings[key] = made
             recording = self._recordings[key]
             recording.graph.replay()
             result = recording.result
             fields = {name: getattr(result, name)[:queries].clone() for name in result.__dataclass_fields__}
             return type(result)(**fields)
 
-    def _record(self, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> _Recording:
-        """Run a function once, so that everything it needs is loaded, and record it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        if self._pool is None:
+    def _record(self, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> _Recording | None:
+        """Run a function once, and record it."""
+        current = torch.cuda.current_stream()
+        self._warm(function, inputs)
+        if not self._recordings:  # memory that recordings share is gone with the last of them
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = function(*inputs)
+        torch.clear_autocast_cache()  # casts of weights are recorded, too: those that were made before do not last
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = function(*inputs)
+        except RuntimeError as error:
+            self.works = False
+            _leave_recording(current)
+            reason = str(error).partition("\n")[0]
+            logger.warning("beam searches are not recorded on this GPU, and slower: %s", reason)
+            return None
+        finally:
+            torch.clear_autocast_cache()
         return _Recording(graph, result)
+
+    def _warm(self, function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> None:
+        """Load everything that a function needs, on a stream of its own."""
+        current = torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            function(*inputs)
+        current.wait_stream(stream)
+
+
+def _leave_recording(stream: torch.cuda.Stream) -> None:
+    """After a recording that failed: back to a stream, and to random numbers that belong to no recording."""
+    torch.cuda.set_stream(stream)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _filled(tensor: Tensor | None, size: int) -> Tensor | None:

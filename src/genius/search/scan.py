@@ -193,8 +193,6 @@ class ScanIndex:
             collection: The items.
             bank: Queries, in whose metric codes are fitted; None: nothing is known of queries.
         """
-        from genius.search.cells import Cells
-
         vectors = collection.vectors
         if vectors is None:
             raise GeniusError("a scan is built from vectors: this collection stores none")
@@ -205,6 +203,8 @@ class ScanIndex:
             if len(rows) < FEWEST:
                 few[modality] = rows
                 continue
+            from genius.search.cells import Cells
+
             metric = None
             if bank is not None:
                 metric = bank.metric(modality)

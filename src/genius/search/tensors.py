@@ -166,6 +166,28 @@ class TensorVectors:
         for first in range(0, len(self), ROWS):
             yield first, self._moved[first : first + ROWS]
 
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether `nearest` compares them."""
+        if self._moved is None or not self._moved.is_cuda:
+            return False
+        from genius.search.flat_kernel import suited
+
+        return suited(self._moved)
+
+    def nearest(self, queries: Tensor, k: int, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The largest inner products of queries (Q, D), best first, and their rows: (Q, min(k, N)) each.
+
+        Args:
+            queries: (Q, D) float32 on the device.
+            k: How many.
+            visible: (N,) bool rows that may be found; None: all. Beyond them products are -inf.
+        """
+        from genius.search.flat_kernel import nearest
+
+        assert self._moved is not None
+        return nearest(queries, self._moved, k, visible)
+
     def extended(self, vectors: NDArray[Any]) -> TensorVectors:
         """These and, after them, more; these stay as they are."""
         new = TensorVectors.__new__(TensorVectors)

@@ -1,0 +1,75 @@
+"""log sum exp of products with all tokens, on a GPU, without a table of the products: in Triton. Imported on CUDA only.
+
+What a probability over the whole vocabulary is divided by. Products of halves are summed in float32, and never written. Knows
+tensors; nothing of codes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 128  # of states that are multiplied together
+FEW_ROWS = 64  # likewise, where there are no more
+TOKENS = 128
+DEPTH = 64  # of a product, at a time; it divides the width
+WARPS = 8
+STAGES = 3
+PROGRAMS = 264  # twice the multiprocessors of a large GPU: fewer rows share the vocabulary among more programs
+PRODUCTS = 1 << 27  # that are held at a time in float32, which is multiplied by plain operations: half a gigabyte
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _log_sum_exp(  # type: ignore[no-untyped-def]
+    states, tokens, out, rows, vocabulary, tiles,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Some rows and some tiles of tokens: the largest product so far, and the sum of exp of the others relative to it."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1)
+    known = row[:, None] < rows
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for tile in range(part * tiles, part * tiles + tiles):
+        token = tile * TOKENS + tl.arange(0, TOKENS)
+        exists = token[None, :] < vocabulary
+        products = tl.zeros((ROWS, TOKENS), tl.float32)
+        for first in range(0, WIDTH, DEPTH):
+            at = first + tl.arange(0, DEPTH)
+            left = tl.load(states + row[:, None] * WIDTH + at[None, :], mask=known, other=0.0)
+            right = tl.load(tokens + token[None, :] * WIDTH + at[:, None], mask=exists, other=0.0)
+            products = tl.dot(left, right, products)
+        products = tl.where(exists, products, -1e30)
+        larger = tl.maximum(most, tl.max(products, 1))
+        total = total * tl.exp(most - larger) + tl.sum(tl.exp(products - larger[:, None]), 1)
+        most = larger
+    tl.store(out + part * rows + row, most + tl.log(total), mask=row < rows)
+
+
+def log_sum_exp(states: Tensor, tokens: Tensor) -> Tensor:
+    """(R,) float32 log sum exp of the products of states (R, D) with all tokens (V, D). Without gradients.
+
+    Args:
+        states: (R, D).
+        tokens: (V, D).
+    """
+    precision = states.dtype
+    if torch.is_autocast_enabled("cuda"):
+        precision = torch.get_autocast_dtype("cuda")
+    rows, width = states.shape
+    if precision == torch.float32 or width % DEPTH or not rows:
+        parts = -(-rows * len(tokens) // PRODUCTS)
+        sums = [(states @ part.T).float().logsumexp(-1) for part in tokens.chunk(max(1, parts))]
+        return torch.stack(sums).logsumexp(0)
+    together = ROWS if rows > FEW_ROWS else FEW_ROWS
+    blocks = -(-rows // together)
+    tiles = -(-len(tokens) // TOKENS)
+    each = -(-tiles // max(1, min(tiles, PROGRAMS // blocks)))  # tiles of a program
+    out = torch.empty(-(-tiles // each), rows, device=states.device)
+    _log_sum_exp[(blocks, len(out))](
+        states.to(precision).contiguous(), tokens.to(precision), out, rows, len(tokens), each, width, together, TOKENS, DEPTH,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return out.logsumexp(0)
