@@ -144,32 +144,6 @@ def test_a_broken_generator_is_an_error_of_recorded_beams_too() -> None:
             plan.run(QueryBatch(z, z, np.full(2, -1)), 3, SearchParams(beams=5))
 
 
-def test_beams_are_found_where_nothing_can_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning, the results of single steps, and random numbers as before; another plan records after that."""
-    generator, quantizer = model()
-    quantizer.to("cuda")
-    codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
-    trie = CodeTrie.build(codes, SIZES)
-    plans = [Beam(generator.to("cuda"), trie, device="cuda") for _ in range(3)]
-    refused, stepped, recorded = plans
-    stepped.recorder = None
-    z = np.eye(64, dtype=np.float32)[:2]
-    batch = QueryBatch(z, z, np.full(2, -1))
-    expected = stepped.run(batch, 3, SearchParams(beams=5))
-    with monkeypatch.context() as patch:
-        # what waits for the device is refused while kernels are recorded
-        patch.setattr("genius.search.beam._best_of_padded", lambda totals, *_: totals.sum().item())
-        patch.setattr(Recorder, "_warm", lambda *_: None)
-        found = [refused.run(batch, 3, SearchParams(beams=5)) for _ in range(2)]
-    assert refused.recorder is not None and not refused.recorder.works
-    assert len([line for line in caplog.records if "not recorded" in line.message]) == 1
-    torch.randn(3, device="cuda")
-    found.append(recorded.run(batch, 3, SearchParams(beams=5)))
-    assert recorded.recorder is not None and recorded.recorder.works
-    for one in found:
-        assert np.array_equal(one.rows, expected.rows) and np.allclose(one.scores, expected.scores, atol=1e-4)
-
-
 def test_the_sum_over_the_vocabulary_is_that_of_all_products() -> None:
     """One row and many, a vocabulary that no tile divides, precisions by weights and by autocast; NaN stays NaN."""
     for rows, count, width in ((1, 33, 64), (50, 1003, 128), (1000, 5003, 512), (70, 400, 48)):
@@ -237,6 +211,31 @@ def test_the_kernel_looks_up_what_plain_operations_look_up(masked: bool, monkeyp
         assert mask[rows[rows >= 0]].all()
 
 
+def test_recorded_scans_are_those_of_single_steps() -> None:
+    """One query and a few, the same request several times and another in between."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 900, 50)
+    count = int(sizes.sum())
+    arrays = {
+        "means": rng.standard_normal((50, 64)).astype(np.float32),
+        "query_transform": rng.standard_normal((64, 64)).astype(np.float32),
+        "codebooks": rng.standard_normal((16, 16, 4)).astype(np.float32),
+        "codes": rng.integers(0, 256, (count, 8)).astype(np.uint8),
+        "rows": rng.permutation(count),
+        "sizes": sizes,
+    }
+    recorded, stepped = (TensorCells(arrays, tensor_arrays("cuda")) for _ in range(2))
+    stepped.recorder = None
+    assert recorded.recorder is not None
+    for queries, candidates, probes in ((1, 50, 7), (1, 50, 7), (1, 50, 7), (5, 50, 7), (5, 2000, 2), (5, 2000, 2), (1, 50, 7)):
+        asked = rng.standard_normal((queries, 64)).astype(np.float32)
+        scores, rows = recorded.search(asked, candidates, probes)
+        true_scores, true_rows = stepped.search(asked, candidates, probes)
+        assert np.array_equal(rows >= 0, true_rows >= 0) and (rows == true_rows).mean() > 0.99
+        assert np.allclose(scores, true_scores, atol=1e-3)
+    assert len(recorded.recorder._recordings) == 2
+
+
 @pytest.mark.parametrize("plan", ["auto", "flat", "scan", "beam"])
 def test_bad_input_is_one_clear_line_in_every_plan_on_a_gpu(plan: str) -> None:
     """And what is no error, only empty: a collection, or a filter, without items; more hits wanted than there are items."""
@@ -293,3 +292,29 @@ def test_a_compiled_training_step_has_the_same_losses(tmp_path: Path, monkeypatc
         losses.append([line["loss"] for line in lines if line["stage"] == "generator" and "loss" in line])
     torch.use_deterministic_algorithms(False)
     assert len(losses[0]) == 12 and losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_beams_are_found_where_nothing_can_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, the results of single steps, and random numbers as before; another plan records after that."""
+    generator, quantizer = model()
+    quantizer.to("cuda")
+    codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
+    trie = CodeTrie.build(codes, SIZES)
+    plans = [Beam(generator.to("cuda"), trie, device="cuda") for _ in range(3)]
+    refused, stepped, recorded = plans
+    stepped.recorder = None
+    z = np.eye(64, dtype=np.float32)[:2]
+    batch = QueryBatch(z, z, np.full(2, -1))
+    expected = stepped.run(batch, 3, SearchParams(beams=5))
+    with monkeypatch.context() as patch:
+        # what waits for the device is refused while kernels are recorded
+        patch.setattr("genius.search.beam._best_of_padded", lambda totals, *_: totals.sum().item())
+        patch.setattr(Recorder, "_warm", lambda *_: None)
+        found = [refused.run(batch, 3, SearchParams(beams=5)) for _ in range(2)]
+    assert refused.recorder is not None and not refused.recorder.works
+    assert len([line for line in caplog.records if "not recorded" in line.message]) == 1
+    torch.randn(3, device="cuda")
+    found.append(recorded.run(batch, 3, SearchParams(beams=5)))
+    assert recorded.recorder is not None and recorded.recorder.works
+    for one in found:
+        assert np.array_equal(one.rows, expected.rows) and np.allclose(one.scores, expected.scores, atol=1e-4)

@@ -90,7 +90,7 @@ class Recorder:
             self.works = False
             _leave_recording(current)
             reason = str(error).partition("\n")[0]
-            logger.warning("beam searches are not recorded on this GPU, and slower: %s", reason)
+            logger.warning("searches are not recorded on this GPU, and slower: %s", reason)
             return None
         finally:
             torch.clear_autocast_cache()

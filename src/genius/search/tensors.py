@@ -22,6 +22,7 @@ from genius.top_k import tensor_top_k
 WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 ROWS = 1 << 19  # of vectors on a device that are compared together
 HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
+PINNED = (1 << 16, 1 << 26)  # bytes that a device writes to host memory itself: small copies gain nothing, pages are scarce
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
 UNSIGNED_BITS = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
@@ -60,7 +61,13 @@ class TensorArrays:
         return tensor
 
     def host(self, array: Tensor) -> NDArray[Any]:
-        numbers: NDArray[Any] = array.cpu().numpy()
+        if array.is_cuda and PINNED[0] <= array.numel() * array.element_size() <= PINNED[1]:
+            on_host = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
+            on_host.copy_(array, non_blocking=True)
+            torch.cuda.current_stream(array.device).synchronize()
+        else:
+            on_host = array.cpu()
+        numbers: NDArray[Any] = on_host.numpy()
         return numbers
 
     def int64(self, array: Tensor) -> Tensor:
@@ -156,6 +163,22 @@ class TensorVectors:
         if self._moved is None:
             return self.arrays.put(self.source.take(rows))
         return self._moved.index_select(0, self.arrays.put(rows)).float()
+
+    def products(self, queries: Tensor, rows: Ints) -> Tensor:
+        """Inner products of each query with the vectors of its own rows.
+
+        Args:
+            queries: (Q, D) float32 on the device.
+            rows: (Q, C); products of padding (-1) have no meaning.
+
+        Returns:
+            (Q, C).
+        """
+        if self._moved is None:
+            taken = self.take(np.maximum(rows, 0).reshape(-1))
+        else:
+            taken = self._moved.index_select(0, self.arrays.put(rows).clamp(min=0).flatten()).float()
+        return (taken.view(*rows.shape, -1) @ queries[:, :, None])[:, :, 0]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """First row and (n, D) on the device, in the precision in which they lie, of consecutive blocks."""
