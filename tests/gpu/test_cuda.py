@@ -33,7 +33,7 @@ from genius.train.sources import synthetic
 if not torch.cuda.is_available() and os.environ.get("GENIUS_GPU"):
     pytest.fail("make test-gpu needs a GPU that torch can use", pytrace=False)
 if torch.cuda.is_available():  # kernels need triton, which comes with CUDA
-    from genius.model.log_sum_exp import log_sum_exp
+    from genius.model.log_sum_exp import log_sum_exp, token_log_probs
     from genius.search.flat_kernel import nearest
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: make test-gpu, on a machine that has one")
 
@@ -154,6 +154,10 @@ def test_the_sum_over_the_vocabulary_is_that_of_all_products() -> None:
         assert torch.allclose(log_sum_exp(states.half(), tokens.half()), expected, atol=2e-2)
         with torch.autocast("cuda", dtype=torch.float16):
             assert torch.allclose(log_sum_exp(states, tokens), expected, atol=2e-2)
+            own = token_log_probs(states, tokens, slice(5, 25))
+            assert torch.allclose(own, states @ tokens[5:25].T - expected[:, None], atol=3e-2)
+        own = token_log_probs(states, tokens, slice(5, 25))
+        assert torch.allclose(own, states @ tokens[5:25].T - expected[:, None], atol=1e-3)
         states[0, 0] = torch.nan
         assert log_sum_exp(states.half(), tokens.half()).isnan().tolist() == [True] + [False] * (rows - 1)
 

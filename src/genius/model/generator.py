@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from genius.model.weight_names import FAST, START_SCALE, current_name
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
 
+TRITON = find_spec("triton") is not None  # it comes with torch for CUDA, not everywhere
 Rows = slice | Tensor
 ByModality = Sequence[tuple[int | Tensor, Rows]]
 """Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""
@@ -368,13 +370,14 @@ class Generator(nn.Module):
             return self.codebook_head.logits(level, hidden, residual, rows).log_softmax(-1)
         scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
         start = self.config.offsets[level]
-        own: Tensor = (scaled @ self.tokens.weight[start : start + self.config.level_sizes[level]].T).float()
+        rows_of_own = slice(start, start + self.config.level_sizes[level])
+        if self.config.normalizer == "vocabulary" and TRITON and scaled.is_cuda and not torch.is_grad_enabled():
+            from genius.model.log_sum_exp import token_log_probs
+
+            return token_log_probs(scaled, self.tokens.weight, rows_of_own)
+        own: Tensor = (scaled @ self.tokens.weight[rows_of_own].T).float()
         if self.config.normalizer == "level":
             return own.log_softmax(-1)
-        if scaled.is_cuda and not torch.is_grad_enabled():
-            from genius.model.log_sum_exp import log_sum_exp
-
-            return own - log_sum_exp(scaled, self.tokens.weight)[:, None]
         sums = [own.logsumexp(-1)]
         # slice by slice, each of which stays in the cache: all logits at once would be hundreds of megabytes
         for number, rows_of_level in enumerate(self.tokens.weight.split([SPECIALS, *self.config.level_sizes])):

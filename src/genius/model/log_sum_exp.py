@@ -18,6 +18,7 @@ DEPTH = 64  # of a product, at a time; it divides the width
 WARPS = 8
 STAGES = 3
 PROGRAMS = 264  # twice the multiprocessors of a large GPU: fewer rows share the vocabulary among more programs
+WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 PRODUCTS = 1 << 27  # that are held at a time in float32, which is multiplied by plain operations: half a gigabyte
 
 
@@ -48,6 +49,29 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     tl.store(out + part * rows + row, most + tl.log(total), mask=row < rows)
 
 
+def token_log_probs(states: Tensor, tokens: Tensor, own: slice) -> Tensor:
+    """(R, n) float32 log-probabilities of some tokens among all, for states (R, D). Without gradients.
+
+    Args:
+        states: (R, D).
+        tokens: (V, D).
+        own: Of the n tokens.
+    """
+    precision = _precision(states)
+    if precision == torch.float32 or not WIDE_SUMS:
+        logits = (states @ tokens[own].T).float()
+    else:
+        logits = torch.mm(states.to(precision), tokens[own].to(precision).T, out_dtype=torch.float32)
+    return logits.sub_(log_sum_exp(states, tokens)[:, None])
+
+
+def _precision(states: Tensor) -> torch.dtype:
+    """In which products are multiplied."""
+    if torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return states.dtype
+
+
 def log_sum_exp(states: Tensor, tokens: Tensor) -> Tensor:
     """(R,) float32 log sum exp of the products of states (R, D) with all tokens (V, D). Without gradients.
 
@@ -55,9 +79,7 @@ def log_sum_exp(states: Tensor, tokens: Tensor) -> Tensor:
         states: (R, D).
         tokens: (V, D).
     """
-    precision = states.dtype
-    if torch.is_autocast_enabled("cuda"):
-        precision = torch.get_autocast_dtype("cuda")
+    precision = _precision(states)
     rows, width = states.shape
     if precision == torch.float32 or width % DEPTH or not rows:
         parts = -(-rows * len(tokens) // PRODUCTS)

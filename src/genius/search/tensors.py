@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -189,10 +190,10 @@ class TensorVectors:
         for first in range(0, len(self), ROWS):
             yield first, self._moved[first : first + ROWS]
 
-    @property
+    @cached_property
     def in_one_pass(self) -> bool:
         """Whether `nearest` compares them."""
-        if self._moved is None or not self._moved.is_cuda:
+        if self._moved is None or not self._moved.is_cuda or find_spec("triton") is None:
             return False
         from genius.search.flat_kernel import suited
 
