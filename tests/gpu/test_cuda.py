@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: searches and recorded training steps are those of a CPU.
+"""What only a CUDA device can show: searches and captured training steps are those of a CPU.
 
 `make test-gpu` runs these and fails where there is no device; the whole suite skips them there.
 """
@@ -22,7 +22,7 @@ from genius.model.generator import Generator
 from genius.model.quantizer import ResidualQuantizer
 from genius.search import CodeTrie, SearchEngine, SearchParams
 from genius.search.beam import Beam
-from genius.search.recording import MOST, Recorder
+from genius.search.cuda_graphs import MAX_GRAPHS, CudaGraphs
 from genius.search.tensor_cells import TensorCells, _Probed
 from genius.search.tensors import tensor_arrays
 from genius.search.types import QueryBatch, SearchResult
@@ -108,30 +108,30 @@ def test_a_beam_search_moves_its_trie_to_the_gpu_once(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("head", ["table", "codebooks"])
-def test_recorded_beams_are_those_of_single_steps(head: str) -> None:
+def test_captured_beams_are_those_of_single_steps(head: str) -> None:
     """Batches of several sizes, more beams than before, targets that are unknown, mixed and all the same, and a filter."""
     generator, quantizer = model(head)
     quantizer.to("cuda")
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, size, 3000) for size in SIZES], 1)
     trie = CodeTrie.build(codes, SIZES)
-    recorded = Beam(generator.to("cuda"), trie, device="cuda")
+    captured = Beam(generator.to("cuda"), trie, device="cuda")
     stepped = Beam(generator, trie, device="cuda")
-    stepped.recorder = None
-    assert recorded.recorder is not None
+    stepped.graphs = None
+    assert captured.graphs is not None
     z = F.normalize(torch.randn(7, 64), dim=1).numpy()
     for count, beams in ((7, 5), (1, 5), (3, 5), (7, 20), (5, 5)):
         for target in (np.full(count, -1), np.arange(count) % 4 - 1, np.full(count, 2)):
             for allowed in (None, np.arange(3000) % 5 == 0):
                 batch = QueryBatch(z[:count], z[:count], target, None, allowed)
-                found, expected = (plan.run(batch, 4, SearchParams(beams=beams)) for plan in (recorded, stepped))
+                found, expected = (plan.run(batch, 4, SearchParams(beams=beams)) for plan in (captured, stepped))
                 assert np.array_equal(found.considered, expected.considered)
                 assert np.allclose(found.scores, expected.scores, atol=1e-4)
                 assert (found.rows == expected.rows).mean() > 0.99
-    assert 0 < len(recorded.recorder._recordings) <= MOST
+    assert 0 < len(captured.graphs._graphs) <= MAX_GRAPHS
 
 
-def test_a_broken_generator_is_an_error_of_recorded_beams_too() -> None:
+def test_a_broken_generator_is_an_error_of_captured_beams_too() -> None:
     generator, quantizer = model()
     quantizer.to("cuda")
     with torch.no_grad():
@@ -182,6 +182,14 @@ def test_one_pass_over_all_vectors_finds_the_best(masked: bool) -> None:
         assert torch.allclose(products.gather(1, rows), scores, atol=1e-5)
 
 
+def test_one_pass_reaches_the_last_of_many_vectors() -> None:
+    """More blocks than a second axis of a grid holds (65,535)."""
+    vectors = torch.zeros(2**23 + 77, 64, dtype=torch.float16, device="cuda")
+    vectors[-1] = 0.125
+    scores, rows = nearest(torch.ones(1, 64, device="cuda"), vectors, 3, None)
+    assert int(rows[0, 0]) == len(vectors) - 1 and scores[0].tolist() == [8.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_kernel_looks_up_what_plain_operations_look_up(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells of any size, empty ones too; more candidates than there are items in the cells."""
@@ -215,7 +223,7 @@ def test_the_kernel_looks_up_what_plain_operations_look_up(masked: bool, monkeyp
         assert mask[rows[rows >= 0]].all()
 
 
-def test_recorded_scans_are_those_of_single_steps() -> None:
+def test_captured_scans_are_those_of_single_steps() -> None:
     """One query and a few, the same request several times and another in between."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 900, 50)
@@ -228,16 +236,16 @@ def test_recorded_scans_are_those_of_single_steps() -> None:
         "rows": rng.permutation(count),
         "sizes": sizes,
     }
-    recorded, stepped = (TensorCells(arrays, tensor_arrays("cuda")) for _ in range(2))
-    stepped.recorder = None
-    assert recorded.recorder is not None
+    captured, stepped = (TensorCells(arrays, tensor_arrays("cuda")) for _ in range(2))
+    stepped.graphs = None
+    assert captured.graphs is not None
     for queries, candidates, probes in ((1, 50, 7), (1, 50, 7), (1, 50, 7), (5, 50, 7), (5, 2000, 2), (5, 2000, 2), (1, 50, 7)):
         asked = rng.standard_normal((queries, 64)).astype(np.float32)
-        scores, rows = recorded.search(asked, candidates, probes)
+        scores, rows = captured.search(asked, candidates, probes)
         true_scores, true_rows = stepped.search(asked, candidates, probes)
         assert np.array_equal(rows >= 0, true_rows >= 0) and (rows == true_rows).mean() > 0.99
         assert np.allclose(scores, true_scores, atol=1e-3)
-    assert len(recorded.recorder._recordings) == 2
+    assert len(captured.graphs._graphs) == 2
 
 
 @pytest.mark.parametrize("plan", ["auto", "flat", "scan", "beam"])
@@ -298,27 +306,27 @@ def test_a_compiled_training_step_has_the_same_losses(tmp_path: Path, monkeypatc
     assert len(losses[0]) == 12 and losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_beams_are_found_where_nothing_can_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning, the results of single steps, and random numbers as before; another plan records after that."""
+def test_beams_are_found_where_capture_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, the results of single steps, and random numbers as before; another plan is captured after that."""
     generator, quantizer = model()
     quantizer.to("cuda")
     codes = np.stack([np.random.default_rng(0).integers(0, size, 500) for size in SIZES], 1)
     trie = CodeTrie.build(codes, SIZES)
     plans = [Beam(generator.to("cuda"), trie, device="cuda") for _ in range(3)]
-    refused, stepped, recorded = plans
-    stepped.recorder = None
+    refused, stepped, captured = plans
+    stepped.graphs = None
     z = np.eye(64, dtype=np.float32)[:2]
     batch = QueryBatch(z, z, np.full(2, -1))
     expected = stepped.run(batch, 3, SearchParams(beams=5))
     with monkeypatch.context() as patch:
-        # what waits for the device is refused while kernels are recorded
+        # what waits for the device is refused during a capture
         patch.setattr("genius.search.beam._best_of_padded", lambda totals, *_: totals.sum().item())
-        patch.setattr(Recorder, "_warm", lambda *_: None)
+        patch.setattr(CudaGraphs, "_warm_up", lambda *_: None)
         found = [refused.run(batch, 3, SearchParams(beams=5)) for _ in range(2)]
-    assert refused.recorder is not None and not refused.recorder.works
-    assert len([line for line in caplog.records if "not recorded" in line.message]) == 1
+    assert refused.graphs is not None and not refused.graphs.available
+    assert len([line for line in caplog.records if "capture failed" in line.message]) == 1
     torch.randn(3, device="cuda")
-    found.append(recorded.run(batch, 3, SearchParams(beams=5)))
-    assert recorded.recorder is not None and recorded.recorder.works
+    found.append(captured.run(batch, 3, SearchParams(beams=5)))
+    assert captured.graphs is not None and captured.graphs.available
     for one in found:
         assert np.array_equal(one.rows, expected.rows) and np.allclose(one.scores, expected.scores, atol=1e-4)

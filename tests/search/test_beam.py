@@ -120,7 +120,7 @@ def test_filter_is_a_smaller_trie(seed, items, beams, share) -> None:
     given_scores=st.booleans(),
 )
 def test_fixed_shapes_find_what_shapes_that_follow_the_trie_find(seed, items, skew, beams, model, share, given_scores) -> None:
-    """What a GPU records: with targets that are given, unknown and absent, a filter, and scores of the first level."""
+    """What a GPU captures: with targets that are given, unknown and absent, a filter, and scores of the first level."""
     rng = np.random.default_rng(seed)
     codes = random_codes(rng, items, skew)
     trie = CodeTrie.build(codes, SIZES).on(tensor_arrays("cpu"))

@@ -1,7 +1,6 @@
-"""log sum exp of products with all tokens, on a GPU, without a table of the products: in Triton. Imported on CUDA only.
+"""log sum exp of the logits of a whole vocabulary by one Triton kernel, which writes no logits. Imported on CUDA only.
 
-What a probability over the whole vocabulary is divided by. Products of halves are summed in float32, and never written. Knows
-tensors; nothing of codes.
+The normalizer of log-probabilities over all tokens. Products of halves are summed in float32. Knows tensors; nothing of codes.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 128  # of states that are multiplied together
+ROWS = 128  # of states in a tile
 FEW_ROWS = 64  # likewise, where there are no more
-TOKENS = 128
-DEPTH = 64  # of a product, at a time; it divides the width
+TOKENS = 128  # in a tile
+DEPTH = 64  # numbers of states and tokens that are multiplied at a time; it divides their width
 WARPS = 8
 STAGES = 3
 PROGRAMS = 264  # twice the multiprocessors of a large GPU: fewer rows share the vocabulary among more programs
 WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
-PRODUCTS = 1 << 27  # that are held at a time in float32, which is multiplied by plain operations: half a gigabyte
+LOGITS = 1 << 27  # that are held at a time where torch multiplies, in float32: half a gigabyte
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -27,7 +26,7 @@ def _log_sum_exp(  # type: ignore[no-untyped-def]
     states, tokens, out, rows, vocabulary, tiles,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Some rows and some tiles of tokens: the largest product so far, and the sum of exp of the others relative to it."""
+    """log sum exp of the logits of some rows over some tiles of tokens, by a running maximum and the sum relative to it."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
     known = row[:, None] < rows
@@ -66,14 +65,14 @@ def token_log_probs(states: Tensor, tokens: Tensor, own: slice) -> Tensor:
 
 
 def _precision(states: Tensor) -> torch.dtype:
-    """In which products are multiplied."""
+    """The precision of matrix products, with autocast."""
     if torch.is_autocast_enabled("cuda"):
         return torch.get_autocast_dtype("cuda")
     return states.dtype
 
 
 def log_sum_exp(states: Tensor, tokens: Tensor) -> Tensor:
-    """(R,) float32 log sum exp of the products of states (R, D) with all tokens (V, D). Without gradients.
+    """(R,) float32 log sum exp of the logits of all tokens (V, D) for states (R, D). Without gradients.
 
     Args:
         states: (R, D).
@@ -82,7 +81,7 @@ def log_sum_exp(states: Tensor, tokens: Tensor) -> Tensor:
     precision = _precision(states)
     rows, width = states.shape
     if precision == torch.float32 or width % DEPTH or not rows:
-        parts = -(-rows * len(tokens) // PRODUCTS)
+        parts = -(-rows * len(tokens) // LOGITS)
         sums = [(states @ part.T).float().logsumexp(-1) for part in tokens.chunk(max(1, parts))]
         return torch.stack(sums).logsumexp(0)
     together = ROWS if rows > FEW_ROWS else FEW_ROWS

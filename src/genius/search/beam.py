@@ -4,9 +4,9 @@ One loop serves search, trace and evaluation, in torch on any device. Beams grow
 all its beams are on unary paths: the other codes of their IDs are then scored in one pass, with the same result (with one child
 each, no beam can displace another). `trace` and the evaluation watch the loop through a hook.
 
-Run with fixed shapes, the loop reads no number back from the device: children are tables as wide as the largest fan-out of the
-trie, and unary paths begin where those of all IDs do. A GPU records its kernels once for each size of a batch and replays them
-(`genius.search.recording`).
+With fixed shapes the loop reads no number back from the device: the children of a beam are a table as wide as the largest fan-out
+of the trie, and unary paths begin where those of all IDs do. On a GPU it is then captured as one CUDA graph per batch size, and
+replayed (`genius.search.cuda_graphs`).
 
 `Beam` is the plan of the engine (`genius.search.engine.Plan`).
 """
@@ -26,9 +26,9 @@ from genius.errors import GeniusError
 from genius.features import as_numpy
 from genius.model.generator import Generator
 from genius.search.arrays import HOST, Ints
+from genius.search.cuda_graphs import CudaGraphs
 from genius.search.decoder import CodeScorer, Decoder, DecoderState
 from genius.search.params import SearchParams
-from genius.search.recording import Recorder
 from genius.search.tensors import tensor_arrays
 from genius.search.trie import Children, CodeTrie
 from genius.search.types import BeamResult, Candidates, QueryBatch
@@ -36,8 +36,8 @@ from genius.top_k import tensor_top_k
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
 QUERIES_AT_ONCE = {"cpu": 32, "cuda": 512}  # queries decoded together: bounds memory, keeps products large enough
-PLACES = 1 << 26  # of children in a table of fixed width: half a gigabyte for each of its columns
-FEWEST_AT_ONCE = 32  # queries that such tables must have room for: otherwise children are listed, whose number is read back
+MAX_CHILDREN = 1 << 26  # places in a table of children of fixed width: half a gigabyte for each of its columns
+FEWEST_AT_ONCE = 32  # queries whose tables must fit: otherwise children are listed, and their number is read back
 MODALITY_WEIGHT = 10.0  # of log p(modality) of the query bank: code log-probabilities of two modalities are not comparable
 WIDER = 4  # times as many beams where fewer than k items came back
 OPERATIONS_PER_MS = {"cpu": 2e7, "cuda": 2e10}  # multiply-adds in a millisecond, roughly, for `Beam.cost`
@@ -136,7 +136,7 @@ def _search(
     on_step: Hook | None = None,
     fixed: bool = False,
 ) -> BeamResult:
-    """The loop. `fixed`: no shape depends on a number on the device; NaN is then in the scores of the result."""
+    """The loop. `fixed`: no shape depends on a number on the device, and NaN is in the scores of the result."""
     result = BeamResult(
         codes=torch.full((len(z), beams, trie.levels), -1, dtype=torch.long, device=z.device),
         scores=torch.full((len(z), beams), -torch.inf, device=z.device),
@@ -148,7 +148,7 @@ def _search(
             _write(result, state)
             break
         if fixed:
-            if state.level >= max(trie.top, 1) and trie.fan_out(state.level) <= 1:  # ranges of IDs, at most one in each
+            if state.level >= max(trie.top, 1) and trie.fan_out(state.level) <= 1:  # each beam has at most one ID below it
                 state = _finish_tails(scorer, trie, state)
             else:
                 state = _step(scorer, trie, state, beams, given, before, first, None, fixed)
@@ -275,7 +275,7 @@ def _best(children: Children, totals: Tensor, state: Beams, count: int) -> Tenso
 
 
 def _best_of_padded(totals: Tensor, state: Beams, count: int) -> Tensor:
-    """The same of tables in which every beam has as many places, -inf where there is no child."""
+    """As `_best`, where every beam has equally many children, of which those that do not exist have -inf."""
     table = totals.view(len(state.scores), -1)
     values, best = tensor_top_k(table, count)
     first = torch.arange(len(table), device=table.device)[:, None] * table.shape[1]
@@ -345,9 +345,9 @@ class Beam:
         self.arrays = tensor_arrays(device)
         self.items_of_ids = trie.on(HOST)
         self.trie = trie.on(self.arrays)
-        self.recorder: Recorder | None = None
+        self.graphs: CudaGraphs | None = None
         if self.arrays.device.type == "cuda" and type(self.scorer) is Decoder:
-            self.recorder = Recorder()
+            self.graphs = CudaGraphs()
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
         """Whether it can serve a request: always."""
@@ -377,25 +377,25 @@ class Beam:
     def _at_once(self, beams: int) -> int:
         """Queries that are decoded together."""
         most = QUERIES_AT_ONCE.get(self.arrays.device.type, QUERIES_AT_ONCE["cpu"])
-        if self._records(beams):
-            room = max(1, PLACES // self._places(beams))
-            return min(most, 1 << (room.bit_length() - 1))  # recorded batches are powers of two
+        if self._captures(beams):
+            fitting = MAX_CHILDREN // self._children_per_query(beams)
+            return min(most, 1 << (fitting.bit_length() - 1))  # captured batches are powers of two
         return most
 
-    def _places(self, beams: int) -> int:
-        """Of the children of one query, in the largest table of fixed width."""
-        most = prefixes = 1
+    def _children_per_query(self, beams: int) -> int:
+        """Places of one query in the largest table of children of fixed width."""
+        largest = prefixes = 1
         for level in range(self.trie.levels):
-            places = prefixes * self.trie.fan_out(level)
-            most = max(most, places)
-            prefixes = min(places, beams)
-        return most
+            children = prefixes * self.trie.fan_out(level)
+            largest = max(largest, children)
+            prefixes = min(children, beams)
+        return largest
 
-    def _records(self, beams: int) -> bool:
-        """Whether beams are found by recorded kernels."""
-        if self.recorder is None or not self.recorder.works or not self.trie.ids:
+    def _captures(self, beams: int) -> bool:
+        """Whether a search runs as a captured CUDA graph."""
+        if self.graphs is None or not self.graphs.available or not self.trie.ids:
             return False
-        return FEWEST_AT_ONCE * self._places(beams) <= PLACES
+        return FEWEST_AT_ONCE * self._children_per_query(beams) <= MAX_CHILDREN
 
     @torch.inference_mode()
     def _run(self, batch: QueryBatch, k: int, beams: int) -> Candidates:
@@ -421,26 +421,26 @@ class Beam:
         return _table(owner, row, score, len(batch))
 
     def _beams(self, batch: QueryBatch, before: Tensor | None, beams: int) -> BeamResult:
-        """The beams of some queries: by recorded kernels, or step by step."""
+        """The beams of some queries, by a captured CUDA graph where there is one."""
         arrays = self.arrays
         z = arrays.put(batch.z)
         target = arrays.put(batch.target)
         first = modality_scores(batch, arrays)
         found = None
-        if self._records(beams) and len(batch) <= PLACES // self._places(beams):
-            found = self._recorded(batch, z, target, first, before, beams)
+        if self._captures(beams) and len(batch) <= self._at_once(beams):
+            found = self._replayed(batch, z, target, first, before, beams)
         if found is None:
             found = _search(self.scorer, self.trie, z, beams, target, before, first)
         _check(found.scores)
         return found
 
-    def _recorded(
+    def _replayed(
         self, batch: QueryBatch, z: Tensor, target: Tensor, first: Tensor | None, before: Tensor | None, beams: int
     ) -> BeamResult | None:
-        """The beams by recorded kernels; None: the device does not record."""
-        assert isinstance(self.scorer, Decoder) and self.recorder is not None
+        """The beams by a captured CUDA graph; None: the device refuses the capture."""
+        assert isinstance(self.scorer, Decoder) and self.graphs is not None
         targets = np.unique(batch.target)
-        if first is None and targets[0] >= 0:  # the decoder need not say what is given
+        if first is None and targets[0] >= 0:  # every first code is given: the decoder is not asked for it
             first = torch.zeros(len(z), self.trie.level_sizes[0], device=z.device)
         one_modality = len(targets) == 1 and int(targets[0]) >= 0
         scorer = Decoder(self.scorer.generator, one_modality=one_modality, all_modalities=True)
@@ -448,7 +448,7 @@ class Beam:
         def search(z: Tensor, target: Tensor, first: Tensor | None, before: Tensor | None) -> BeamResult:
             return _search(scorer, self.trie, z, beams, target, before, first, fixed=True)
 
-        found: BeamResult | None = self.recorder(search, (beams, one_modality), len(z), [z, target, first], [before])
+        found: BeamResult | None = self.graphs.run(search, (beams, one_modality), len(z), [z, target, first], [before])
         return found
 
     def _existing(self, target: Ints, before: Tensor | None) -> Ints:

@@ -83,7 +83,7 @@ class Decoder:
     Args:
         generator: In evaluation mode.
         one_modality: All beams of a call have the same first code, so that no shape depends on a code (for export).
-        all_modalities: Compute the logits of every modality for every beam, which has the same effect.
+        all_modalities: Compute the logits of every modality for every beam. Then no shape depends on a code, either.
     """
 
     def __init__(self, generator: Generator, *, one_modality: bool = False, all_modalities: bool = False) -> None:

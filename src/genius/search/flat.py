@@ -26,6 +26,7 @@ SPARE = 16  # more candidates where similarities are of halves: re-ranking settl
 RESIDENT = 128 << 20  # bytes of float32 vectors that stay in memory between searches
 SCATTERED = 4  # vectors read in sequence in the time of one that is read out of order
 MILLISECONDS = {"cpu": 4e-8, "cuda": 2e-11}  # per product of one pair of numbers, roughly
+IN_ONE_PASS = 6e-12  # likewise, where one kernel of a GPU compares all vectors: an H200, batches of 512
 START = 0.05  # milliseconds of a call, roughly
 
 
@@ -52,6 +53,8 @@ class Flat:
         if vectors is None:
             return float("inf")
         per_product = MILLISECONDS.get(self.collection.device, MILLISECONDS["cuda"])
+        if self._in_one_pass(batch, vectors):
+            per_product = IN_ONE_PASS
         return START + len(batch) * len(vectors) * vectors.width * per_product
 
     def _vectors(self, params: SearchParams) -> Vectors | None:
@@ -101,18 +104,23 @@ class Flat:
         return Candidates(rows_found, found, considered)
 
     def _in_one_pass(self, batch: QueryBatch, vectors: Vectors) -> bool:
-        """Whether one kernel compares all: halves on a GPU, many of which all queries may find, and the same ones."""
+        """Whether one kernel compares all: halves on a GPU, a large part of which all queries may find, and no prior."""
         if not getattr(vectors, "in_one_pass", False) or batch.has_prior or 4 * len(vectors) * vectors.width <= RESIDENT:
             return False
-        if batch.allowed is not None and (batch.allowed.ndim == 2 or SCATTERED * int(batch.allowed.sum()) < len(vectors)):
+        mask = batch.allowed
+        if mask is not None and (mask.ndim == 2 or SCATTERED * np.count_nonzero(mask) < len(vectors)):
             return False
-        targets = np.unique(batch.target)
-        if self.collection.modality is None or (targets < 0).all():
+        if self.collection.modality is None:
             return True
-        return len(targets) == 1 and SCATTERED * int(self.collection.modality_counts[targets[0]]) >= len(vectors)
+        targets = np.unique(batch.target)
+        if len(targets) != 1:
+            return False
+        if targets[0] < 0:  # with several modalities log p of each will be added
+            return not self.collection.has_several_modalities
+        return SCATTERED * int(self.collection.modality_counts[targets[0]]) >= len(vectors)
 
     def _nearest(self, batch: QueryBatch, queries: Array, vectors: Any, k: int) -> Candidates:
-        """The k best of a comparison in one pass."""
+        """The k best by one kernel that compares all vectors."""
         arrays = vectors.arrays
         visible = self._visible(batch, slice(0, len(vectors)), arrays)
         considered = np.full(len(batch), len(vectors))

@@ -28,8 +28,10 @@ def _maxima(  # type: ignore[no-untyped-def]
     QUERIES: tl.constexpr, VECTORS: tl.constexpr,
 ):  # fmt: skip
     """The largest product of each query with the visible members of each group; -inf: there is none."""
-    query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    block = tl.program_id(1).to(tl.int64)
+    blocks_of_queries = tl.cdiv(asked, QUERIES)
+    program = tl.program_id(0)
+    query = (program % blocks_of_queries) * QUERIES + tl.arange(0, QUERIES)
+    block = (program // blocks_of_queries).to(tl.int64)
     item = block * VECTORS + tl.arange(0, VECTORS)
     exists = item < items
     products = tl.zeros((QUERIES, VECTORS), tl.float32)
@@ -90,8 +92,8 @@ def nearest(queries: Tensor, vectors: Tensor, k: int, visible: Tensor | None) ->
         mask = visible.view(torch.uint8)
     options: dict[str, Any] = OF_FEW if asked <= FEW else OF_MANY
     maxima = torch.empty(asked, groups, device=queries.device)
-    grid = (-(-asked // options["QUERIES"]), -(-items // options["VECTORS"]))
-    _maxima[grid](
+    blocks = -(-asked // options["QUERIES"]) * -(-items // options["VECTORS"])  # one axis: the others hold 65,535
+    _maxima[(blocks,)](
         queries.half(), vectors, mask, maxima, asked, items, groups, width, visible is not None, GROUP, DEPTH, **options
     )
     chosen = device_top_k(maxima, k)[1].sort(dim=1).values

@@ -129,10 +129,10 @@ def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Array:
     numbers = NUMBERS
     if arrays is not HOST:
         numbers = NUMBERS_ON_DEVICE
-    out = [arrays.put(np.empty((0, width), np.float32))]
+    out = []
     at_once = max(1, numbers // max(width * queries.shape[1], 1))
     products = getattr(vectors, "products", None)  # of vectors on a device
-    for first in range(0, count, at_once):
+    for first in range(0, max(count, 1), at_once):
         part = rows[first : first + at_once]
         if products is not None:
             out.append(products(arrays.put(queries[first : first + at_once]), part))
@@ -140,8 +140,8 @@ def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Array:
         taken = vectors.take(np.maximum(part, 0).reshape(-1)).reshape(len(part), width, vectors.width)
         own = arrays.put(queries[first : first + at_once, :, None])
         out.append((taken @ own)[:, :, 0])
-    if len(out) == 2:
-        return out[1]
+    if len(out) == 1:
+        return out[0]
     return arrays.concatenate(out)
 
 

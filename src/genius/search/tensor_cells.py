@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.search.arrays import Floats, Ints
-from genius.search.recording import Recorder
+from genius.search.cuda_graphs import CudaGraphs
 from genius.search.tensors import TensorArrays
 from genius.search.types import padded
 
 CODE_BITS = 4
 WORD = 8  # codes in 32 bits
 SCORES = 1 << 28  # of codes that are held at a time: a gigabyte
-FEW = 16  # queries whose kernels take less time than to launch them one by one: they are recorded
+FEW = 16  # queries whose kernels take less time than their launches: they run as a captured CUDA graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class TensorCells:
         self.sizes = ops.int64(ops.put(arrays["sizes"]))
         self.starts = self.sizes.cumsum(0) - self.sizes
         self.count = len(self.means)
-        self.recorder = Recorder() if self.words.is_cuda else None
-        self._asked_before: set[tuple[int, int, int]] = set()
+        self.graphs = CudaGraphs() if self.words.is_cuda else None
+        self._seen: set[tuple[int, int, int]] = set()  # settings of earlier searches
         self._most_slots = ops.host(self.sizes.sort(descending=True).values.cumsum(0))  # of the largest cells
 
     def __len__(self) -> int:
@@ -74,18 +74,18 @@ class TensorCells:
         asked = self.ops.put(queries)
         found = None
         if allowed is None and len(asked) <= FEW:
-            found = self._recorded(asked, count, probes)
+            found = self._replayed(asked, count, probes)
         if found is None:
             found = self._search(asked, count, probes, allowed)
         return padded(self.ops.host(found.scores), count, -np.inf), padded(self.ops.host(found.rows), count, -1)
 
-    def _recorded(self, asked: Tensor, count: int, probes: int) -> Found | None:
-        """The same by recorded kernels, with a slot for every item of the largest cells; None: stepwise, as the first time."""
+    def _replayed(self, asked: Tensor, count: int, probes: int) -> Found | None:
+        """As `_search`, by a captured CUDA graph, with slots for the largest cells; None: there is none, or not yet."""
         setting = (count, probes, len(asked))
-        if self.recorder is None or not self.recorder.works:
+        if self.graphs is None or not self.graphs.available:
             return None
-        if setting not in self._asked_before:
-            self._asked_before.add(setting)
+        if setting not in self._seen:
+            self._seen.add(setting)
             return None
         slots = int(self._most_slots[probes - 1])
         if 2 * FEW * slots > SCORES:
@@ -94,11 +94,11 @@ class TensorCells:
         def search(asked: Tensor) -> Found:
             return self._search(asked, count, probes, None, slots)
 
-        found: Found | None = self.recorder(search, setting, len(asked), [asked], [])
+        found: Found | None = self.graphs.run(search, setting, len(asked), [asked], [])
         return found
 
     def _search(self, asked: Tensor, count: int, probes: int, allowed: Tensor | None, slots: int | None = None) -> Found:
-        """As `search`, on the device. `slots`: as many as the probed cells can have; None: they are counted, and read back."""
+        """As `search`, on the device. `slots`: at least as many as items in the probed cells; None: they are counted."""
         cell_scores, cells = self.ops.top_k(asked @ self.means.T, probes)
         ends = self.sizes[cells].cumsum(1)
         if slots is None:

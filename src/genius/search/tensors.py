@@ -23,7 +23,7 @@ from genius.top_k import tensor_top_k
 WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 ROWS = 1 << 19  # of vectors on a device that are compared together
 HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
-PINNED = (1 << 16, 1 << 26)  # bytes that a device writes to host memory itself: small copies gain nothing, pages are scarce
+PINNED = (1 << 16, 1 << 26)  # bytes of a copy from a device through pinned host memory: smaller ones gain nothing
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
 UNSIGNED_BITS = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
@@ -179,7 +179,7 @@ class TensorVectors:
             taken = self.take(np.maximum(rows, 0).reshape(-1))
         else:
             taken = self._moved.index_select(0, self.arrays.put(rows).clamp(min=0).flatten()).float()
-        return (taken.view(*rows.shape, -1) @ queries[:, :, None])[:, :, 0]
+        return (taken.view(*rows.shape, self.width) @ queries[:, :, None])[:, :, 0]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """First row and (n, D) on the device, in the precision in which they lie, of consecutive blocks."""
@@ -192,7 +192,7 @@ class TensorVectors:
 
     @cached_property
     def in_one_pass(self) -> bool:
-        """Whether `nearest` compares them."""
+        """Whether `nearest` suits them."""
         if self._moved is None or not self._moved.is_cuda or find_spec("triton") is None:
             return False
         from genius.search.flat_kernel import suited
