@@ -171,6 +171,9 @@ def test_cells_on_a_device_score_by_the_same_codes(width: int, bank: int) -> Non
         few = moved.search(queries, 40, 9, selected)[1]
         by_faiss = cells.search(queries, 40, 9, of_faiss)[1]
         assert np.mean([len({*mine} & {*other}) / 40 for mine, other in zip(few, by_faiss, strict=True)]) > 0.9
+        captured = moved._search(torch.from_numpy(queries), 40, 9, selected, int(moved._most_slots[8])).rows.numpy()
+        assert np.array_equal(captured, few)  # more slots than the probed cells have: what a CUDA graph is captured with
+    assert moved._most_slots[-1] == 6000
     nothing, none = moved.search(queries, 8000, cells.count)
     assert (none[:, :6000] >= 0).all() and (none[:, 6000:] == -1).all() and np.isneginf(nothing[:, 6000:]).all()
 

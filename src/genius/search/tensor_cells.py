@@ -54,7 +54,7 @@ class TensorCells:
         self.count = len(self.means)
         self.graphs = CudaGraphs() if self.words.is_cuda else None
         self._seen: set[tuple[int, int, int]] = set()  # settings of earlier searches
-        self._most_slots = ops.host(self.sizes.sort(descending=True).values.cumsum(0))  # of the largest cells
+        self._most_slots = np.sort(ops.host(self.sizes))[::-1].cumsum()  # of the largest cells
 
     def __len__(self) -> int:
         return len(self.rows)
