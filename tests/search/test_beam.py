@@ -11,7 +11,9 @@ from search_reference import HEADS, reference_beam, tiny_generator
 
 from genius.errors import GeniusError
 from genius.search import CodeTrie, SearchParams
-from genius.search.beam import Beam, beam_search
+from genius.search.beam import Beam, _search, beam_search
+from genius.search.decoder import Decoder
+from genius.search.tensors import tensor_arrays
 from genius.search.types import QueryBatch
 
 SIZES = (3, 5, 4, 6)
@@ -105,6 +107,50 @@ def test_filter_is_a_smaller_trie(seed, items, beams, share) -> None:
     assert torch.allclose(full.scores, small.scores, atol=1e-5)
     close = torch.isclose(full.scores[:, 1:], full.scores[:, :-1], atol=1e-5).any()
     assert close or (full.codes == small.codes).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    items=st.integers(1, 90),
+    skew=st.sampled_from([1.0, 3.0]),
+    beams=st.integers(1, 30),
+    model=st.sampled_from(sorted(GENERATORS)),
+    share=st.sampled_from([1.0, 0.5, 0.0]),
+    given_scores=st.booleans(),
+)
+def test_fixed_shapes_find_what_shapes_that_follow_the_trie_find(seed, items, skew, beams, model, share, given_scores) -> None:
+    """What a GPU captures: with targets that are given, unknown and absent, a filter, and scores of the first level."""
+    rng = np.random.default_rng(seed)
+    codes = random_codes(rng, items, skew)
+    trie = CodeTrie.build(codes, SIZES).on(tensor_arrays("cpu"))
+    z = torch.from_numpy(rng.standard_normal((4, 8))).float()
+    target = torch.tensor([-1, 0, 1, 2])
+    first = torch.randn(4, SIZES[0]) if given_scores else None
+    allowed = None
+    if share < 1:
+        allowed = torch.from_numpy(rng.random(items) < share)
+    expected = beam_search(GENERATORS[model], trie, z, beams, target=target, allowed=allowed, first=first)
+    before = None if allowed is None else trie.count_before(allowed)
+    scorer = Decoder(GENERATORS[model], all_modalities=True)
+    with torch.inference_mode():
+        found = _search(scorer, trie, z, beams, target, before, first, fixed=True)
+    assert torch.allclose(found.scores, expected.scores, atol=1e-5)
+    assert torch.equal(found.ids < 0, expected.ids < 0)
+    close = torch.isclose(found.scores[:, 1:], found.scores[:, :-1], atol=1e-5).any()
+    assert close or (torch.equal(found.codes, expected.codes) and torch.equal(found.ids, expected.ids))
+
+
+def test_fixed_shapes_carry_nan_to_the_scores() -> None:
+    """Nothing is read back on the way, so what is broken is seen at the end."""
+    broken = tiny_generator(SIZES)
+    with torch.no_grad():
+        broken.final_norm.weight.fill_(float("nan"))
+    for codes in ([[2, 4, 3, 5], [0, 1, 1, 1]], [[2, 4, 3, 5]]):
+        trie = CodeTrie.build(np.array(codes), SIZES).on(tensor_arrays("cpu"))
+        with torch.inference_mode():
+            found = _search(Decoder(broken), trie, torch.randn(2, 8), 3, torch.tensor([-1, 2]), None, None, fixed=True)
+        assert torch.isnan(found.scores).any(1).all()
 
 
 def test_nothing_is_made_up() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from genius.search.arrays import half_to_float
 from genius.search.cells import Cells, _unpacked
 from genius.search.flat import Flat
 from genius.search.rerank import embeddings
+from genius.search.scan import Scan
 from genius.search.tensor_cells import TensorCells
 from genius.search.tensors import TensorVectors, tensor_arrays
 from genius.search.types import Candidates, QueryBatch
@@ -99,6 +103,42 @@ def test_tensors_find_what_arrays_find(on_host: bool, masks: str) -> None:
     assert np.allclose(embeddings(batch, candidates, on_device.collection), truth, atol=1e-5)
 
 
+@pytest.mark.parametrize("plan", ["auto", "flat", "scan", "beam"])
+@pytest.mark.parametrize("on_host", [False, True])
+def test_nothing_to_find_is_an_empty_result_on_a_device(on_host: bool, plan: str) -> None:
+    """An empty collection, and a filter that nothing passes: the operations of a GPU, here on the CPU."""
+    rng = np.random.default_rng(0)
+    codes = np.stack([rng.integers(0, size, 20) for size in SIZES], 1)
+    generator = Generator(GeneratorConfig(width=16, level_sizes=SIZES, d_model=16, layers=1, heads=2, d_kv=8, d_ff=32)).eval()
+    quantizer = ResidualQuantizer(QuantizerConfig(width=16, level_sizes=SIZES)).eval()
+    z = unit(3, 16, 1).numpy()
+    for count, allowed in ((20, np.zeros(20, bool)), (0, None)):
+        vectors = TensorVectors(StoredVectors.of(unit(20, 16, 0).numpy()[:count]), tensor_arrays("cpu"), on_host)
+        engine = SearchEngine(generator, quantizer, CodeTrie.build(codes[:count], SIZES), vectors)
+        for reranker in ("embeddings", "codes", "none"):
+            found = engine.search(z, k=4, params=SearchParams(plan=plan, reranker=reranker), allowed=allowed)
+            assert (found.rows == -1).all() and found.rows.shape == (3, 4) and not found.considered.any()
+            assert np.isneginf(found.scores).all()
+
+
+def test_a_gpu_compares_millions_of_vectors_before_it_scans() -> None:
+    """By the estimates of `Flat` and `Scan`; a query for each of which rows pass, or a prior, makes comparing dearer."""
+
+    def flat_is_cheaper(items: int, **changes: Any) -> bool:
+        vectors = type("Vectors", (), {"width": 256, "in_one_pass": True, "__len__": lambda _: items})()
+        collection: Any = SimpleNamespace(items=items, vectors=vectors, device="cuda", modality=None)
+        z = np.zeros((512, 256), np.float32)
+        batch = replace(QueryBatch(z, z, np.full(512, -1)), **changes)
+        costs = [plan.cost(batch, 10, SearchParams()) for plan in (Flat(collection), Scan(collection))]
+        return costs[0] < costs[1]
+
+    prior = {"modality_log_probs": np.zeros((512, 3), np.float32)}
+    each = {"allowed": np.broadcast_to(True, (512, 5_000_000))}
+    assert flat_is_cheaper(5_000_000) and not flat_is_cheaper(10_000_000)
+    assert flat_is_cheaper(1_000_000, **prior) and not flat_is_cheaper(5_000_000, **prior)
+    assert not flat_is_cheaper(5_000_000, **each)
+
+
 @pytest.mark.parametrize("width, bank", [(64, 0), (24, 200)])
 def test_cells_on_a_device_score_by_the_same_codes(width: int, bank: int) -> None:
     """In float32: candidates are those of brute force over the codes, and nearly those of Faiss, which looks up bytes."""
@@ -131,6 +171,9 @@ def test_cells_on_a_device_score_by_the_same_codes(width: int, bank: int) -> Non
         few = moved.search(queries, 40, 9, selected)[1]
         by_faiss = cells.search(queries, 40, 9, of_faiss)[1]
         assert np.mean([len({*mine} & {*other}) / 40 for mine, other in zip(few, by_faiss, strict=True)]) > 0.9
+        captured = moved._search(torch.from_numpy(queries), 40, 9, selected, int(moved._most_slots[8])).rows.numpy()
+        assert np.array_equal(captured, few)  # more slots than the probed cells have: what a CUDA graph is captured with
+    assert moved._most_slots[-1] == 6000
     nothing, none = moved.search(queries, 8000, cells.count)
     assert (none[:, :6000] >= 0).all() and (none[:, 6000:] == -1).all() and np.isneginf(nothing[:, 6000:]).all()
 

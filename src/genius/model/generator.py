@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from genius.model.config import FAST, SPECIALS, START_SCALE, GeneratorConfig, cu
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
 
+TRITON = find_spec("triton") is not None  # it comes with torch for CUDA, not everywhere
 Rows = slice | Tensor
 ByModality = Sequence[tuple[int | Tensor, Rows]]
 """Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""
@@ -112,14 +114,22 @@ class CodebookHead(nn.Module):
         codebook: Tensor = codebooks.index_select(0, modality.view(1))[0]
         return codebook
 
-    def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality) -> Tensor:
-        """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32."""
+    def logits(self, level: int, hidden: Tensor, residual: Tensor, rows: ByModality | Tensor) -> Tensor:
+        """(R, K_level) of states (R, d_model) and residuals (R, width), z minus the codes so far; float32.
+
+        `rows`: which are of which modality; or the modality of each row (R,): those of all modalities are then computed.
+        """
         if level == 0:
             return self.modality_out(hidden).float()  # type: ignore[no-any-return]
         moved: Tensor = residual.float() + self.residual_shift[level - 1](hidden).float()  # r
         with torch.autocast(moved.device.type, enabled=False):
             if not self.quantizer.config.has_modality_codebooks(level):
                 return self._logits_of(level, 0, moved)
+            if isinstance(rows, Tensor):
+                logits = self._logits_of(level, 0, moved)
+                for modality in range(1, self.modalities):
+                    logits = torch.where((rows == modality)[:, None], self._logits_of(level, modality, moved), logits)
+                return logits
             parts = [self._logits_of(level, modality, moved[own]) for modality, own in rows]
             if all(isinstance(own, slice) for _, own in rows):
                 return torch.cat(parts)  # a sorted batch: its blocks follow each other
@@ -159,6 +169,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.dtype == self.weight.dtype:  # one kernel
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         variance = x.float().pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(variance + self.eps)).to(self.weight.dtype)
 
@@ -344,7 +356,7 @@ class Generator(nn.Module):
             grown.append(memory)
         return self.dropout(self.final_norm(x)), grown
 
-    def log_probs(self, level: int, hidden: Tensor, residual: Tensor | None = None, rows: ByModality = ()) -> Tensor:
+    def log_probs(self, level: int, hidden: Tensor, residual: Tensor | None = None, rows: ByModality | Tensor = ()) -> Tensor:
         """log p of every code of `level` from hidden states (R, d_model): (R, K_level).
 
         The head "codebooks" also needs `residual` (R, width), z minus the codes so far, and which rows are of which modality."""
@@ -353,7 +365,12 @@ class Generator(nn.Module):
             return self.codebook_head.logits(level, hidden, residual, rows).log_softmax(-1)
         scaled = hidden * self.config.d_model**-0.5  # T5 scales tied embeddings
         start = self.config.offsets[level]
-        own: Tensor = (scaled @ self.tokens.weight[start : start + self.config.level_sizes[level]].T).float()
+        rows_of_own = slice(start, start + self.config.level_sizes[level])
+        if self.config.normalizer == "vocabulary" and TRITON and scaled.is_cuda and not torch.is_grad_enabled():
+            from genius.model.log_sum_exp import token_log_probs
+
+            return token_log_probs(scaled, self.tokens.weight, rows_of_own)
+        own: Tensor = (scaled @ self.tokens.weight[rows_of_own].T).float()
         if self.config.normalizer == "level":
             return own.log_softmax(-1)
         sums = [own.logsumexp(-1)]

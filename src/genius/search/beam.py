@@ -1,8 +1,12 @@
 """Beam search constrained to a trie (4.4), exact: every true child of every beam competes by log-probability, nothing else does.
 
-One loop, `beam_search`, serves search, trace and evaluation, in torch on any device. Beams grow 1 -> 3 -> B. A query leaves
-the loop early when all its beams are on unary paths: the other codes of their IDs are then scored in one pass, with the same
-result (with one child each, no beam can displace another). `trace` and the evaluation watch the loop through a hook.
+One loop serves search, trace and evaluation, in torch on any device. Beams grow 1 -> 3 -> B. A query leaves the loop early when
+all its beams are on unary paths: the other codes of their IDs are then scored in one pass, with the same result (with one child
+each, no beam can displace another). `trace` and the evaluation watch the loop through a hook.
+
+With fixed shapes the loop reads no number back from the device: the children of a beam are a table as wide as the largest fan-out
+of the trie, and unary paths begin where those of all IDs do. On a GPU it is then captured as one CUDA graph per batch size, and
+replayed (`genius.search.cuda_graphs`).
 
 `Beam` is the plan of the engine (`genius.search.engine.Plan`).
 """
@@ -19,8 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.errors import GeniusError
+from genius.features import as_numpy
 from genius.model.generator import Generator
-from genius.search.arrays import Ints
+from genius.search.arrays import HOST, Ints
+from genius.search.cuda_graphs import CudaGraphs
 from genius.search.decoder import CodeScorer, Decoder, DecoderState
 from genius.search.params import SearchParams
 from genius.search.tensors import tensor_arrays
@@ -30,6 +36,8 @@ from genius.top_k import tensor_top_k
 
 BROKEN = "the generator gives NaN for a code: its weights or the query are broken"
 QUERIES_AT_ONCE = {"cpu": 32, "cuda": 512}  # queries decoded together: bounds memory, keeps products large enough
+MAX_CHILDREN = 1 << 26  # places in a table of children of fixed width: half a gigabyte for each of its columns
+FEWEST_AT_ONCE = 32  # queries whose tables must fit: otherwise children are listed, and their number is read back
 MODALITY_WEIGHT = 10.0  # of log p(modality) of the query bank: code log-probabilities of two modalities are not comparable
 WIDER = 4  # times as many beams where fewer than k items came back
 OPERATIONS_PER_MS = {"cpu": 2e7, "cuda": 2e10}  # multiply-adds in a millisecond, roughly, for `Beam.cost`
@@ -114,21 +122,43 @@ def beam_search(
     given = torch.full((len(z),), -1, device=z.device)
     if target is not None:
         given = target.to(z.device)
-    before = _counts(trie, allowed)
+    return _search(scorer, trie, z, beams, given, _counts(trie, allowed), first, on_step)
+
+
+def _search(
+    scorer: CodeScorer,
+    trie: CodeTrie,
+    z: Tensor,
+    beams: int,
+    given: Tensor,
+    before: Tensor | None,
+    first: Tensor | None,
+    on_step: Hook | None = None,
+    fixed: bool = False,
+) -> BeamResult:
+    """The loop. `fixed`: no shape depends on a number on the device, and NaN is in the scores of the result."""
     result = BeamResult(
         codes=torch.full((len(z), beams, trie.levels), -1, dtype=torch.long, device=z.device),
         scores=torch.full((len(z), beams), -torch.inf, device=z.device),
         ids=torch.full((len(z), beams), -1, dtype=torch.long, device=z.device),
     )
-    state = _begin(scorer, trie, z, given, before)
+    state = _begin(scorer, trie, z, given, before, fixed)
     while len(state.queries):
         if state.level == trie.levels:
             _write(result, state)
             break
+        if fixed:
+            if state.level >= max(trie.top, 1) and trie.fan_out(state.level) <= 1:  # each beam has at most one ID below it
+                state = _finish_tails(scorer, trie, state)
+            else:
+                state = _step(scorer, trie, state, beams, given, before, first, None, fixed)
+            continue
         lowest, end = trie.id_range(state.level, state.lo, state.hi)
         unary = (end - lowest <= 1).all(1)
         if on_step is None and state.level and unary.any():  # at level 0 a code may be given
-            _write(result, _finish_tails(scorer, trie, state.select(unary)))
+            tails = _finish_tails(scorer, trie, state.select(unary))
+            _check(tails.scores)
+            _write(result, tails)
             state = state.select(~unary)
         else:
             state = _step(scorer, trie, state, beams, given, before, first, on_step)
@@ -150,12 +180,20 @@ def _counts(trie: CodeTrie, allowed: Tensor | None) -> Tensor | None:
     return counts
 
 
-def _begin(scorer: CodeScorer, trie: CodeTrie, z: Tensor, given: Tensor, before: Tensor | None) -> Beams:
-    """One beam, the root, for every query that has something to find."""
+def _check(scores: Tensor) -> None:
+    """Refuse NaN."""
+    if torch.isnan(scores).any():
+        raise GeniusError(BROKEN)
+
+
+def _begin(scorer: CodeScorer, trie: CodeTrie, z: Tensor, given: Tensor, before: Tensor | None, fixed: bool) -> Beams:
+    """One beam, the root, for every query that has something to find; with fixed shapes for every query."""
     lo, hi = trie.root
-    first = trie.expand(0, lo, hi, before)
-    exists = (given[:, None] == first.code).any(1) | ((given < 0) & bool(len(first.code)))
-    queries = exists.nonzero()[:, 0]
+    queries = torch.arange(len(z), device=z.device)
+    if not fixed:
+        first = trie.expand(0, lo, hi, before)
+        exists = (given[:, None] == first.code).any(1) | ((given < 0) & bool(len(first.code)))
+        queries = queries[exists]
     return Beams(
         queries=queries,
         codes=torch.empty(len(queries), 1, 0, dtype=torch.long, device=z.device),
@@ -175,14 +213,24 @@ def _step(
     before: Tensor | None,
     first: Tensor | None,
     on_step: Hook | None,
+    fixed: bool = False,
 ) -> Beams:
     """One level deeper."""
-    children = trie.expand(state.level, state.lo.flatten(), state.hi.flatten(), before)
+    lo = state.lo.flatten()
+    hi = state.hi.flatten()
+    if fixed:
+        children = trie.expand_padded(state.level, lo, hi, before)
+    else:
+        children = trie.expand(state.level, lo, hi, before)
     if state.level == 0:
-        children, totals = _first_level(scorer, state, children, given[state.queries], first)
+        children, totals = _first_level(scorer, state, children, given[state.queries], first, fixed)
     else:
         totals = _totals(scorer, state, children)
-    kept = _best(children, totals, state, beams)
+    if fixed:
+        kept = _best_of_padded(totals.masked_fill(children.items == 0, -torch.inf), state, beams)
+    else:
+        _check(totals)
+        kept = _best(children, totals, state, beams)
     after = _advance(state, children, totals, kept)
     if on_step is not None:
         on_step(BeamStep(state, children, totals, kept, after))
@@ -192,21 +240,22 @@ def _step(
 def _totals(scorer: CodeScorer, state: Beams, children: Children) -> Tensor:
     """(C,) log-probability of the whole prefix of every candidate. A prior over codes or items would be added here."""
     log_probs, state.state = scorer.next_log_probs(state.codes, state.state)
-    totals = state.scores.flatten()[children.row] + log_probs.flatten(0, 1)[children.row, children.code]
-    if torch.isnan(totals).any():
-        raise GeniusError(BROKEN)
-    return totals
+    return state.scores.flatten()[children.row] + log_probs.flatten(0, 1)[children.row, children.code]
 
 
 def _first_level(
-    scorer: CodeScorer, state: Beams, children: Children, given: Tensor, first: Tensor | None
+    scorer: CodeScorer, state: Beams, children: Children, given: Tensor, first: Tensor | None, fixed: bool
 ) -> tuple[Children, Tensor]:
     """The candidates of level 0 and their log-probabilities. A given code (G,) is the only candidate, and costs nothing."""
     wanted = given[children.row]
-    children = children[((wanted < 0) | (children.code == wanted)).nonzero()[:, 0]]
-    wanted = given[children.row]
-    if (wanted >= 0).all():  # the decoder reads the code together with the start token, at the next level
-        return children, torch.zeros(len(wanted), device=given.device)
+    competes = (wanted < 0) | (children.code == wanted)
+    if fixed:
+        children.items *= competes
+    else:
+        children = children[competes.nonzero()[:, 0]]
+        wanted = given[children.row]
+        if (wanted >= 0).all():  # the decoder reads the code together with the start token, at the next level
+            return children, torch.zeros(len(wanted), device=given.device)
     if first is not None:  # likewise
         known = first[state.queries[children.row], children.code]
         return children, known.masked_fill(wanted >= 0, 0.0)
@@ -223,6 +272,14 @@ def _best(children: Children, totals: Tensor, state: Beams, count: int) -> Tenso
     table[query, torch.arange(len(query), device=query.device) - start[query]] = totals
     best = tensor_top_k(table, count)[1]
     return (start[:, None] + best).masked_fill(best >= counts[:, None], -1)
+
+
+def _best_of_padded(totals: Tensor, state: Beams, count: int) -> Tensor:
+    """As `_best`, where every beam has equally many children, of which those that do not exist have -inf."""
+    table = totals.view(len(state.scores), -1)
+    values, best = tensor_top_k(table, count)
+    first = torch.arange(len(table), device=table.device)[:, None] * table.shape[1]
+    return (first + best).masked_fill(torch.isneginf(values), -1)
 
 
 def _advance(state: Beams, children: Children, totals: Tensor, kept: Tensor) -> Beams:
@@ -246,8 +303,6 @@ def _finish_tails(scorer: CodeScorer, trie: CodeTrie, state: Beams) -> Beams:
     ids, end = trie.id_range(state.level, state.lo, state.hi)
     codes = trie.codes_of_ids(ids.flatten()).view(*ids.shape, -1)
     scores = state.scores + scorer.path_log_probs(codes, state.state, state.level).sum(2)
-    if torch.isnan(scores).any():
-        raise GeniusError(BROKEN)
     return Beams(state.queries, codes, scores, ids, end, state.state)
 
 
@@ -286,9 +341,13 @@ class Beam:
             device: Where the generator is.
         """
         self.scorer = scorer_of(generator)
-        self.trie = trie
         self.widen = widen
         self.arrays = tensor_arrays(device)
+        self.items_of_ids = trie.on(HOST)
+        self.trie = trie.on(self.arrays)
+        self.graphs: CudaGraphs | None = None
+        if self.arrays.device.type == "cuda" and type(self.scorer) is Decoder:
+            self.graphs = CudaGraphs()
 
     def suits(self, batch: QueryBatch, k: int, params: SearchParams) -> bool:
         """Whether it can serve a request: always."""
@@ -306,7 +365,7 @@ class Beam:
         """The items of every query's beams, best first; with `widen`, at least k while k exist."""
         if not len(batch):
             return Candidates.empty(0)
-        at_once = QUERIES_AT_ONCE.get(self.arrays.device.type, QUERIES_AT_ONCE["cpu"])
+        at_once = self._at_once(params.beams)
         if batch.allowed is not None and batch.allowed.ndim == 2:
             at_once = 1
         parts = []
@@ -315,45 +374,95 @@ class Beam:
             parts.append(self._run(batch.select(queries), k, params.beams))
         return Candidates.cat(parts)
 
+    def _at_once(self, beams: int) -> int:
+        """Queries that are decoded together."""
+        most = QUERIES_AT_ONCE.get(self.arrays.device.type, QUERIES_AT_ONCE["cpu"])
+        if self._captures(beams):
+            fitting = MAX_CHILDREN // self._children_per_query(beams)
+            return min(most, 1 << (fitting.bit_length() - 1))  # captured batches are powers of two
+        return most
+
+    def _children_per_query(self, beams: int) -> int:
+        """Places of one query in the largest table of children of fixed width."""
+        largest = prefixes = 1
+        for level in range(self.trie.levels):
+            children = prefixes * self.trie.fan_out(level)
+            largest = max(largest, children)
+            prefixes = min(children, beams)
+        return largest
+
+    def _captures(self, beams: int) -> bool:
+        """Whether a search runs as a captured CUDA graph."""
+        if self.graphs is None or not self.graphs.available or not self.trie.ids:
+            return False
+        return FEWEST_AT_ONCE * self._children_per_query(beams) <= MAX_CHILDREN
+
     @torch.inference_mode()
     def _run(self, batch: QueryBatch, k: int, beams: int) -> Candidates:
         """The candidates of queries that share one mask."""
-        arrays = self.arrays
-        self.trie = self.trie.on(arrays)
-        z = arrays.put(batch.z)
-        target = arrays.put(batch.target)
         mask = batch.allowed_for(0)
-        allowed = None
+        before = None
         if mask is not None:
-            allowed = arrays.put(mask)
-        wanted = self._existing(target, allowed).clamp(max=k)
-        first = modality_scores(batch, arrays)
-        queries = arrays.arange(len(batch))
-        flat: list[tuple[Tensor, Tensor, Tensor]] = []  # owner, row, score
+            before = self.trie.count_before(self.arrays.put(mask))
+        wanted = np.minimum(self._existing(batch.target, before), k)
+        queries = np.arange(len(batch))
+        flat: list[tuple[Ints, Ints, NDArray[np.float32]]] = []  # owner, row, score
         while len(queries):
-            own = None
-            if first is not None:
-                own = first[queries]
-            found = beam_search(self.scorer, self.trie, z[queries], beams, target=target[queries], allowed=allowed, first=own)
-            owner, row, score = _items(self.trie, found, allowed)
-            short = torch.bincount(owner, minlength=len(queries)) < wanted[queries]
+            found = self._beams(batch.select(queries), before, beams)
+            owner, row, score = _items(self.items_of_ids, found, mask)
+            short = np.bincount(owner, minlength=len(queries)) < wanted[queries]
             if not self.widen:
-                short = torch.zeros_like(short)
+                short[:] = False
             done = ~short[owner]
             flat.append((queries[owner[done]], row[done], score[done]))
-            queries = queries[short.nonzero()[:, 0]]
+            queries = queries[short]
             beams = max(WIDER * beams, k)
-        columns = [arrays.host(torch.cat(column)) for column in zip(*flat, strict=True)]
-        return _table(columns[0], columns[1], columns[2], len(batch))
+        owner, row, score = (np.concatenate(column) for column in zip(*flat, strict=True))
+        return _table(owner, row, score, len(batch))
 
-    def _existing(self, target: Tensor, allowed: Tensor | None) -> Tensor:
+    def _beams(self, batch: QueryBatch, before: Tensor | None, beams: int) -> BeamResult:
+        """The beams of some queries, by a captured CUDA graph where there is one."""
+        arrays = self.arrays
+        z = arrays.put(batch.z)
+        target = arrays.put(batch.target)
+        first = modality_scores(batch, arrays)
+        found = None
+        if self._captures(beams) and len(batch) <= self._at_once(beams):
+            found = self._replayed(batch, z, target, first, before, beams)
+        if found is None:
+            found = _search(self.scorer, self.trie, z, beams, target, before, first)
+        _check(found.scores)
+        return found
+
+    def _replayed(
+        self, batch: QueryBatch, z: Tensor, target: Tensor, first: Tensor | None, before: Tensor | None, beams: int
+    ) -> BeamResult | None:
+        """The beams by a captured CUDA graph; None: the device refuses the capture."""
+        assert isinstance(self.scorer, Decoder) and self.graphs is not None
+        targets = np.unique(batch.target)
+        if first is None and targets[0] >= 0:  # every first code is given: the decoder is not asked for it
+            first = torch.zeros(len(z), self.trie.level_sizes[0], device=z.device)
+        one_modality = len(targets) == 1 and int(targets[0]) >= 0
+        scorer = Decoder(self.scorer.generator, one_modality=one_modality, all_modalities=True)
+
+        def search(z: Tensor, target: Tensor, first: Tensor | None, before: Tensor | None) -> BeamResult:
+            return _search(scorer, self.trie, z, beams, target, before, first, fixed=True)
+
+        found: BeamResult | None = self.graphs.run(search, (beams, one_modality), len(z), [z, target, first], [before])
+        return found
+
+    def _existing(self, target: Ints, before: Tensor | None) -> Ints:
         """(Q,) items that each query may find."""
-        trie = self.trie
-        before = _counts(trie, allowed)
-        first = trie.expand(0, *trie.root, before)
-        of_code = torch.zeros(trie.level_sizes[0], dtype=torch.long, device=target.device)
-        of_code[first.code] = first.items
-        return torch.where(target < 0, of_code.sum(), of_code[target.clamp(min=0)])
+        trie = self.items_of_ids
+        first = trie.expand(0, *trie.root)
+        items = first.items
+        if before is not None:
+            low, high = (self.arrays.put(position) for position in trie.item_range(1, first.lo, first.hi))
+            items = self.arrays.host(before[high] - before[low])
+        of_code = np.zeros(trie.level_sizes[0], np.int64)
+        of_code[first.code] = items
+        existing: Ints = np.where(target < 0, of_code.sum(), of_code[np.maximum(target, 0)])
+        return existing
 
 
 def modality_scores(batch: QueryBatch, arrays: Any) -> Tensor | None:
@@ -364,16 +473,16 @@ def modality_scores(batch: QueryBatch, arrays: Any) -> Tensor | None:
     return scores
 
 
-def _items(trie: CodeTrie, found: BeamResult, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _items(trie: CodeTrie, found: BeamResult, allowed: NDArray[np.bool_] | None) -> tuple[Ints, Ints, NDArray[np.float32]]:
     """The allowed items of all beams, flat, beams in their order: query, item row, score."""
     beams = found.ids.shape[1]
-    ids = found.ids.flatten()
-    beam, row = trie.rows_of(trie.levels, ids.clamp(min=0), ids + 1)
+    ids = as_numpy(found.ids).ravel()
+    beam, row = trie.rows_of(trie.levels, np.maximum(ids, 0), ids + 1)
     if allowed is not None:
         keep = allowed[row]
         beam = beam[keep]
         row = row[keep]
-    return beam // beams, row, found.scores.flatten()[beam]
+    return beam // beams, row, as_numpy(found.scores).ravel()[beam]
 
 
 def _table(owner: Ints, row: Ints, score: NDArray[np.float32], queries: int) -> Candidates:

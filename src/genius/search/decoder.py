@@ -83,11 +83,13 @@ class Decoder:
     Args:
         generator: In evaluation mode.
         one_modality: All beams of a call have the same first code, so that no shape depends on a code (for export).
+        all_modalities: Compute the logits of every modality for every beam. Then no shape depends on a code, either.
     """
 
-    def __init__(self, generator: Generator, *, one_modality: bool = False) -> None:
+    def __init__(self, generator: Generator, *, one_modality: bool = False, all_modalities: bool = False) -> None:
         self.generator = generator
         self.one_modality = one_modality
+        self.all_modalities = all_modalities
         self.level_sizes = generator.config.level_sizes
 
     def start(self, z: Tensor) -> DecoderState:
@@ -118,12 +120,14 @@ class Decoder:
             out.append(log_probs.gather(1, rows[:, now : now + 1]))
         return torch.cat(out, 1).view(queries, beams, -1)
 
-    def _by_modality(self, codes: Tensor) -> ByModality:
+    def _by_modality(self, codes: Tensor) -> ByModality | Tensor:
         """Which rows of codes (R, l) are of which modality, where the head asks for it."""
         if self.generator.config.head == "table" or not codes.shape[1]:
             return ()
         if self.one_modality:
             return [(codes[0, :1], slice(None))]
+        if self.all_modalities:
+            return codes[:, 0]
         return by_modality(codes[:, 0])
 
     def _run(self, codes: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:

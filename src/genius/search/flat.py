@@ -26,6 +26,7 @@ SPARE = 16  # more candidates where similarities are of halves: re-ranking settl
 RESIDENT = 128 << 20  # bytes of float32 vectors that stay in memory between searches
 SCATTERED = 4  # vectors read in sequence in the time of one that is read out of order
 MILLISECONDS = {"cpu": 4e-8, "cuda": 2e-11}  # per product of one pair of numbers, roughly
+IN_ONE_PASS = 6e-12  # likewise, where one kernel of a GPU compares all vectors: an H200, batches of 512
 START = 0.05  # milliseconds of a call, roughly
 
 
@@ -52,6 +53,8 @@ class Flat:
         if vectors is None:
             return float("inf")
         per_product = MILLISECONDS.get(self.collection.device, MILLISECONDS["cuda"])
+        if self._in_one_pass(batch, vectors):
+            per_product = IN_ONE_PASS
         return START + len(batch) * len(vectors) * vectors.width * per_product
 
     def _vectors(self, params: SearchParams) -> Vectors | None:
@@ -83,6 +86,8 @@ class Flat:
         if params.reranker == "codes":
             compared = batch.z
         queries = arrays.put(compared)
+        if self._in_one_pass(batch, vectors):
+            return self._nearest(batch, queries, vectors, k)
         considered = np.zeros(len(batch), np.int64)
         best = Best(len(batch), k, arrays)
         for rows, block in self._blocks(batch, vectors):
@@ -96,6 +101,36 @@ class Flat:
             best.add(_row_numbers(rows, arrays), scores)
         found = arrays.host(best.scores)
         rows_found = np.where(np.isneginf(found), -1, arrays.host(best.rows))
+        return Candidates(rows_found, found, considered)
+
+    def _in_one_pass(self, batch: QueryBatch, vectors: Vectors) -> bool:
+        """Whether one kernel compares all: halves on a GPU, a large part of which all queries may find, and no prior."""
+        if not getattr(vectors, "in_one_pass", False) or batch.has_prior or 4 * len(vectors) * vectors.width <= RESIDENT:
+            return False
+        mask = batch.allowed
+        if mask is not None and (mask.ndim == 2 or SCATTERED * np.count_nonzero(mask) < len(vectors)):
+            return False
+        if self.collection.modality is None:
+            return True
+        targets = np.unique(batch.target)
+        if len(targets) != 1:
+            return False
+        if targets[0] < 0:  # with several modalities log p of each will be added
+            return not self.collection.has_several_modalities
+        return SCATTERED * int(self.collection.modality_counts[targets[0]]) >= len(vectors)
+
+    def _nearest(self, batch: QueryBatch, queries: Array, vectors: Any, k: int) -> Candidates:
+        """The k best by one kernel that compares all vectors."""
+        arrays = vectors.arrays
+        visible = self._visible(batch, slice(0, len(vectors)), arrays)
+        considered = np.full(len(batch), len(vectors))
+        if visible is not None:
+            visible = visible[0]
+        scores, rows = vectors.nearest(queries, k, visible)
+        found = arrays.host(scores)
+        rows_found = np.where(np.isneginf(found), -1, arrays.host(rows))
+        if visible is not None:
+            considered[:] = int(visible.sum())
         return Candidates(rows_found, found, considered)
 
     def _scores(self, batch: QueryBatch, queries: Array, rows: Any, block: Array, arrays: Arrays) -> Array:

@@ -129,13 +129,19 @@ def _products(queries: Floats, rows: Ints, vectors: Vectors) -> Array:
     numbers = NUMBERS
     if arrays is not HOST:
         numbers = NUMBERS_ON_DEVICE
-    out = [arrays.put(np.empty((0, width), np.float32))]
+    out = []
     at_once = max(1, numbers // max(width * queries.shape[1], 1))
-    for first in range(0, count, at_once):
+    products = getattr(vectors, "products", None)  # of vectors on a device
+    for first in range(0, max(count, 1), at_once):
         part = rows[first : first + at_once]
+        if products is not None:
+            out.append(products(arrays.put(queries[first : first + at_once]), part))
+            continue
         taken = vectors.take(np.maximum(part, 0).reshape(-1)).reshape(len(part), width, vectors.width)
         own = arrays.put(queries[first : first + at_once, :, None])
         out.append((taken @ own)[:, :, 0])
+    if len(out) == 1:
+        return out[0]
     return arrays.concatenate(out)
 
 

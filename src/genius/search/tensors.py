@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from genius.top_k import tensor_top_k
 WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 ROWS = 1 << 19  # of vectors on a device that are compared together
 HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
+PINNED = (1 << 16, 1 << 26)  # bytes of a copy from a device through pinned host memory: smaller ones gain nothing
 RESIDENT = 16  # arrays that are kept on the device
 SIGNED: dict[Any, Any] = {np.dtype(np.uint16): np.int16, np.dtype(np.uint32): np.int32}
 UNSIGNED_BITS = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
@@ -60,7 +62,13 @@ class TensorArrays:
         return tensor
 
     def host(self, array: Tensor) -> NDArray[Any]:
-        numbers: NDArray[Any] = array.cpu().numpy()
+        if array.is_cuda and PINNED[0] <= array.numel() * array.element_size() <= PINNED[1]:
+            on_host = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
+            on_host.copy_(array, non_blocking=True)
+            torch.cuda.current_stream(array.device).synchronize()
+        else:
+            on_host = array.cpu()
+        numbers: NDArray[Any] = on_host.numpy()
         return numbers
 
     def int64(self, array: Tensor) -> Tensor:
@@ -157,6 +165,22 @@ class TensorVectors:
             return self.arrays.put(self.source.take(rows))
         return self._moved.index_select(0, self.arrays.put(rows)).float()
 
+    def products(self, queries: Tensor, rows: Ints) -> Tensor:
+        """Inner products of each query with the vectors of its own rows.
+
+        Args:
+            queries: (Q, D) float32 on the device.
+            rows: (Q, C); products of padding (-1) have no meaning.
+
+        Returns:
+            (Q, C).
+        """
+        if self._moved is None:
+            taken = self.take(np.maximum(rows, 0).reshape(-1))
+        else:
+            taken = self._moved.index_select(0, self.arrays.put(rows).clamp(min=0).flatten()).float()
+        return (taken.view(*rows.shape, self.width) @ queries[:, :, None])[:, :, 0]
+
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """First row and (n, D) on the device, in the precision in which they lie, of consecutive blocks."""
         if self._moved is None:
@@ -165,6 +189,28 @@ class TensorVectors:
             return
         for first in range(0, len(self), ROWS):
             yield first, self._moved[first : first + ROWS]
+
+    @cached_property
+    def in_one_pass(self) -> bool:
+        """Whether `nearest` suits them."""
+        if self._moved is None or not self._moved.is_cuda or find_spec("triton") is None:
+            return False
+        from genius.search.flat_kernel import suited
+
+        return suited(self._moved)
+
+    def nearest(self, queries: Tensor, k: int, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The largest inner products of queries (Q, D), best first, and their rows: (Q, min(k, N)) each.
+
+        Args:
+            queries: (Q, D) float32 on the device.
+            k: How many.
+            visible: (N,) bool rows that may be found; None: all. Beyond them products are -inf.
+        """
+        from genius.search.flat_kernel import nearest
+
+        assert self._moved is not None
+        return nearest(queries, self._moved, k, visible)
 
     def extended(self, vectors: NDArray[Any]) -> TensorVectors:
         """These and, after them, more; these stay as they are."""

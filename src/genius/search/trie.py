@@ -63,6 +63,7 @@ class CodeTrie:
         self.top = top
         self._arrays = arrays
         self._inverse: Array | None = None
+        self._fan_out: list[int] | None = None
         self._place(HOST)
 
     def _place(self, ops: Arrays) -> None:
@@ -375,6 +376,59 @@ class CodeTrie:
         if before is None:
             return children
         return children[self.ops.nonzero(items > 0)]
+
+    def expand_padded(self, level: int, lo: Array, hi: Array, before: Array | None = None) -> Children:
+        """As `expand`, for tensors and without reading their numbers: every prefix has `fan_out` places, in which some hold a
+        child, and the others none: no items.
+
+        Args:
+            level: of the children's codes.
+            lo, hi: (R,) ranges in the space of `level`.
+            before: of `count_before`; None: every item is allowed, and `items` only says whether there are any.
+        """
+        width = self.fan_out(level)
+        start = lo[:, None] + self.ops.arange(width)
+        exists = start < hi[:, None]
+        code = self._code_at(level, self.ops.minimum(start, self._space(level) - 1))
+        end = start + 1
+        if level >= self.top:  # a child begins wherever the code changes, and ends where the next one begins
+            exists[:, 1:] &= code[:, 1:] != code[:, :-1]
+            begins = self.ops.where(exists, start, hi[:, None])
+            next_begins = begins.flip(1).cummin(1).values.flip(1)
+            end = self.ops.concatenate([next_begins[:, 1:], hi[:, None]], 1)
+        inside = self._space(level)
+        start = self._next_space(level, self.ops.minimum(start, inside))
+        end = self._next_space(level, self.ops.minimum(end, inside))
+        items = self.ops.int64(exists)
+        if before is not None:
+            items *= self.items_below(level + 1, start, end, before)
+        row = self.ops.arange(len(lo)).repeat_interleave(width)
+        return Children(row, code.flatten(), start.flatten(), end.flatten(), items.flatten())
+
+    def fan_out(self, level: int) -> int:
+        """Places of the largest range below a prefix of so many codes, in the space of that level; counted once.
+
+        Args:
+            level: Codes of the prefix.
+        """
+        if self._fan_out is None:
+            self._fan_out = self._fan_outs()
+        return self._fan_out[level]
+
+    def _fan_outs(self) -> list[int]:
+        ops = self.ops
+        counts = [self._space(0)]
+        for child in self._node_child:
+            counts.append(int(ops.int64(child[1:] - child[:-1]).max()) if len(child) > 1 else 0)
+        begins = ops.arange(self.ids) < 0
+        if self.ids:
+            begins[self._ids_from(self.top - 1, ops.arange(self._space(self.top - 1)))] = True
+        for level in range(self.top, self.levels):
+            codes = self._tails[:, level - self.top]
+            begins[1:] |= codes[1:] != codes[:-1]
+            bounds = ops.concatenate([ops.nonzero(begins), ops.arange(1) + self.ids])
+            counts.append(int((bounds[1:] - bounds[:-1]).max()) if self.ids else 0)
+        return counts
 
     def rows_of(self, level: int, lo: Array, hi: Array) -> tuple[Array, Array]:
         """Ranges (R,) in the space of `level` -> flat: which range, ascending, and the row of every item below it.
