@@ -11,9 +11,15 @@ import json
 import statistics
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from genius.model.generator import Generator
+from genius.train.config import read_train_config
+from genius.train.generator import generator_config
 from lab.paper import printed
 from lab.paper import published_report as report
 
@@ -28,7 +34,7 @@ INTRODUCTION = """# The paper, table by table
 
 *Made by `python -m lab.paper.page` from the JSON of `lab/paper` and `lab/results`.*
 
-GENIUS (CVPR 2025) was evaluated on M-BEIR, COCO and Flickr30K with fine-tuned CLIP encoders. Neither was available here.
+GENIUS (CVPR 2025) was evaluated on M-BEIR, COCO and Flickr30K with fine-tuned CLIP encoders. Neither was available.
 This page says what its claims look like on other data, with frozen encoders where nothing else is said.
 """
 
@@ -158,7 +164,8 @@ def encodings() -> str:
     for name, lines in report.modality_rows().items():
         if name.endswith("+ 4"):
             plain, reranked = (
-                statistics.mean(report.hit(report.method_of(line, method, 30)) for line in lines) for method in ("genius", "genius-r")
+                statistics.mean(report.hit(report.method_of(line, method, 30)) for line in lines)
+                for method in ("genius", "genius-r")
             )
             parts.append(f"{name.partition(' ')[0]} {plain:.1f} / {reranked:.1f}")
     return "first code, GENIUS / GENIUS^R: " + "; ".join(parts)
@@ -268,22 +275,9 @@ def hours() -> str:
     return f"{second} and {third} hours for stages 2 and 3 on one H200 at M-BEIR's size (few steps timed)"
 
 
-def beams() -> str:
-    return _average("little/fashion/supplement-4.json")
-
-
 def storage() -> str:
     lines = read("little/fashion/supplement-2.json")["body"].splitlines()
     return "; ".join(" ".join(cell.strip() for cell in line.strip("|").split("|")[:2]) for line in lines[2:])
-
-
-def _average(name: str) -> str:
-    """The columns of a report's last row, the mean over tasks."""
-    lines = [line for line in read(name)["body"].splitlines() if line.startswith("|")]
-    header = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    average = next(line for line in lines if "Average" in line)
-    cells = [cell.replace("*", "").strip() for cell in average.strip("|").split("|")]
-    return "; ".join(f"{title} {cell}" for title, cell in zip(header, cells, strict=True) if cell and cell[0].isdigit())
 
 
 def entries() -> list[Entry]:
@@ -389,7 +383,7 @@ def entries() -> list[Entry]:
             YES,
             "fashion and icons, 3 seeds",
             published_beams(),
-            "recipe published, universal pool; on the small set (tiny decoder, 193 steps): " + beams(),
+            "recipe published, universal pool",
             "lab/paper/published.json",
         ),
         Entry(
@@ -498,6 +492,38 @@ def expected_hours() -> str:
     return report.table(["hours, one GPU", *PEAK], cells)
 
 
+def four_gpus() -> str:
+    """How many more pairs a second four GPUs train stage 3 with than one, simulated: steps, and gradients without overlap."""
+    memory = json.loads((FOLDER.parent / "results" / "mbeir" / "memory.json").read_text(encoding="utf-8"))
+    shortest = next(part["ms_a_step"] for part in memory["parts"] if part["part"] == "stage 3, decoder")
+    sent = 1.5 * 4 * parameters_of_the_decoder() / 1e6  # MB a GPU sends in a ring of four, float32
+    rows = []
+    for name, gpu, rate in LINKS:
+        traffic = sent / rate  # MB / (GB/s) = ms
+        longest = shortest * PEAK["H200"] / PEAK[gpu]
+        cells = []
+        for micro in (1, 4):
+            gains = [4 * micro * step / (micro * step + traffic) for step in (shortest, longest)]
+            cells.append(" - ".join(dict.fromkeys(f"{gain:.1f}" for gain in gains)))
+        rows.append([f"{gpu}, {name}", f"{traffic:.0f}", *cells])
+    header = [
+        "four GPUs, `builtin:paper`, stage 3 (estimate)",
+        "gradients, ms a step",
+        "batch 1,024",
+        "4,096, `run.accumulate = 4`",
+    ]
+    return report.table(header, rows)
+
+
+@cache
+def parameters_of_the_decoder() -> int:
+    config = read_train_config("builtin:paper", {"model.width": 768, "output": "-"})
+    with torch.device("meta"):
+        decoder = Generator(generator_config(config.model))
+    return sum(parameter.numel() for parameter in decoder.parameters() if parameter.requires_grad)
+
+
+LINKS = (("NVLink, 200 GB/s", "H200", 200), ("NVLink, 200 GB/s", "A100", 200), ("PCIe, 10 GB/s", "RTX 3090", 10))
 IMAGES = 5_300_000  # about, of M-BEIR's candidates and of the queries of both splits
 TRAININGS = 15  # rows of those tables that are trained
 
@@ -515,10 +541,13 @@ def paragraph(entry: Entry) -> str:
 WRAP: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def sections() -> list[str]:
-    """The recipes at their own code sizes, and expected hours."""
+Section = tuple[str, Callable[[], list[str]], tuple[Callable[[], str], ...]]
+
+
+def sections(chosen: tuple[Section, ...]) -> list[str]:
+    """Title, text and tables of sections that have a result."""
     out: list[str] = []
-    for title, text, tables in SECTIONS:
+    for title, text, tables in chosen:
         made = [table() for table in tables]
         made = [table for table in made if table.count("\n") >= 2]
         if not made:
@@ -537,6 +566,11 @@ def hours_text() -> list[str]:
         "scaled by the peak of bf16 products for the other GPUs. For stages 2 and 3 the first number is what the step takes if "
         "it is bound by launching kernels, as on the H200, the second what it takes if it is bound by products. Images are "
         "decoded by 14 processes, without which that rate is not reached. Evaluation was not timed as a whole.",
+        "Four GPUs are simulated (NCCL was not run): pairs per second against one GPU with batches of 256. Each of the four "
+        "trains 256 pairs at a time, so a step has 1,024 of them, or 4,096 with `run.accumulate = 4`. Gradients of "
+        f"{parameters_of_the_decoder() / 1e6:.0f} million parameters are sent once a step, and none of that is hidden behind "
+        "computing. A batch of 256 divided among four would gain nothing where a step is bound by launching kernels. How the "
+        "learning rate should grow with the batch was not tried.",
     ]
 
 
@@ -563,8 +597,8 @@ def recipes_text() -> list[str]:
         f"{fashion['least steps']:,.0f} to {icons['most steps']:,.0f} steps of batch 512 (recipe: 31 epochs of batch 1,024). "
         "No item that answers a test query is in the pool while anything is trained. Up to 800 test queries of each task, "
         f"{fashion['pool']:,.0f} and {icons['pool']:,.0f} candidates.",
-        "Dense is the encoder's own score fusion, called CLIP-SF in the paper; this recipe re-ranks with it. It is weak where the "
-        "target modality must be understood: a text query is nearest to texts. z, which stages 2 and 3 read, has learned the "
+        "Dense is the encoder's own score fusion, called CLIP-SF in the paper; this recipe re-ranks with it. It is weak where "
+        "the target modality must be understood: a text query is nearest to texts. z, which stages 2 and 3 read, has learned the "
         f"wanted modality. So codes alone find more than dense (fashion {fashion['codes']:.1f} against {fashion['dense']:.1f} %, "
         f"icons {icons['codes']:.1f} against {icons['dense']:.1f} %). Against stronger ceilings: dense search with z, re-ranked "
         f"by z, {fashion['genius-r z'] / fashion['dense z']:.2f} on fashion; score fusion that is given the target modality, "
@@ -595,14 +629,12 @@ def details_text() -> list[str]:
 def modality_text() -> list[str]:
     fashion, icons = report.figures("fashion"), report.figures("icons")
     plain = {name: first_code(name, "genius") for name in report.modality_rows()}
-    steps = {
-        name: statistics.mean(line["steps"] for line in lines) for name, lines in report.modality_rows().items()
-    }
+    steps = {name: statistics.mean(line["steps"] for line in lines) for name, lines in report.modality_rows().items()}
     return [
         f"**A code for the modality gains hits**: with four content codes GENIUS finds {plain['nearest + 4']:.1f} % where it is "
         f"learned, {plain['given + 4']:.1f} where it is given, {plain['classifier + 4']:.1f} where a classifier predicts it, "
-        f"{plain['none + 4']:.1f} without. The lowest of three seeds with a learned code is above the highest without one, in all "
-        "three columns; learned and given overlap in GENIUS. With as many codes in all, too, it is ahead (nearest + 3: "
+        f"{plain['none + 4']:.1f} without. The lowest of three seeds with a learned code is above the highest without one, in "
+        "all three columns; learned and given overlap in GENIUS. With as many codes in all, too, it is ahead (nearest + 3: "
         f"{plain['nearest + 3']:.1f}; one seed).",
         'K1 = 3 and `modality_code = "nearest"`: nothing tells the first code the modality. Fashion, 6,000 products, 18,000 '
         "candidates, decoder `mini`, 30 beams, stage 2 and stage 3 with a seed of their own. Stage 3 had 60 seconds at a "
@@ -618,8 +650,8 @@ def modality_text() -> list[str]:
 
 def sizes_text() -> list[str]:
     return [
-        "**GENIUS needs training pairs for each code; GENIUS^R hardly does.** With 3 pairs per code of 4,096 GENIUS finds next to "
-        "nothing, with 13 and 26 it recovers. With 24,000 products 1,024 codes are best. M-BEIR's 1.1 M queries would be 270 per "
+        "**GENIUS needs training pairs for each code; GENIUS^R hardly does.** With 3 pairs per code of 4,096 GENIUS finds next "
+        "to nothing, with 13 and 26 it recovers. With 24,000 products 1,024 codes are best. M-BEIR's 1.1 M queries would be 270 per "
         "code of 4,096: right of every point of 4,096 here.",
         "Decoder `mini`, four content codes, 50 seconds of stage 3 at a constant rate (about 1,100 steps of batch 512; 6,000 "
         "products: 60 seconds, three seeds), 30 beams, hit@5 over that of dense. No curve was flat. Points that are not there "
@@ -681,13 +713,14 @@ def towers_text() -> list[str]:
     rows = whole_towers()
     percent = {name: 100 * row["mean"] for name, row in rows.items()}
     return [
-        f"**Whole towers beat frozen ones with heads**: {percent['whole']:.1f} against {percent['heads']:.1f} %. **Towers that "
-        f"were trained elsewhere on far more data beat both, frozen and with heads**: {percent['pretrained']:.1f} %.",
+        f"**Whole towers beat the same towers frozen early, with heads**: {percent['whole']:.1f} against "
+        f"{percent['heads']:.1f} %. **Towers that were trained elsewhere on far more data beat both, frozen and with heads**: "
+        f"{percent['pretrained']:.1f} %.",
         "`python -m lab.paper.whole_towers` ([figures](../../lab/paper/whole_towers.json), [recipe](../../lab/paper/"
         "whole_towers.toml)): small towers (six and four layers of width 256, photos of at most 64 pixels) from random weights, "
         "74,198 training queries, batch 512, lr 5e-4 with warm-up, temperature .01, loading by four processes. Test: 4,000 "
-        "queries over 72,000 candidates, one seed. Frozen: the towers of a third of the steps, with heads trained for 2,000 steps "
-        "at the better of two temperatures. Those heads are below the same towers without heads "
+        "queries over 72,000 candidates, one seed. Frozen: the towers of a third of the steps, with heads trained for 2,000 "
+        "steps at the better of two temperatures. Those heads are below the same towers without heads "
         f"({percent['third']:.1f} %), so this bar is low; and whole towers had three times the steps.",
         "The validation had stopped rising, with a rate that had come down to zero, after 403 steps, which is what the time "
         "allowed. Gradient checkpointing was timed: 4.9 GiB and .37 s a step without, .8 GiB and 1.0 s with chunks of 128.",
@@ -703,7 +736,6 @@ def codebooks_text() -> list[str]:
     ]
 
 
-Section = tuple[str, Callable[[], list[str]], tuple[Callable[[], str], ...]]
 SECTIONS: tuple[Section, ...] = (
     ("The recipes at their own code sizes, 4096 x 9", recipes_text, (report.recipes, report.beams)),
     (
@@ -723,8 +755,10 @@ SECTIONS: tuple[Section, ...] = (
     (
         "Expected hours with M-BEIR",
         hours_text,
-        (expected_hours,),
+        (expected_hours, four_gpus),
     ),
+)
+DETAILS: tuple[Section, ...] = (
     (
         "Details of 4096 x 9",
         details_text,
@@ -762,15 +796,15 @@ def verdict() -> list[str]:
         f"**More and larger codebooks help GENIUS** while there are training pairs for them: 64 x 3 in place of 64 x 4 costs "
         f"{codes_points('64 x 3')} points.",
         "**GRACE's IDs are below GENIUS' own** under one decoder: structured, semantic and atomic ones (curves not flat).",
-        f"**Training whole towers by Eq. 2 beats heads on frozen ones**, {towers['whole']:.1f} against {towers['heads']:.1f} %, "
-        f"where the frozen ones know nothing more. Towers trained elsewhere on far more data, with heads: "
-        f"{towers['pretrained']:.1f} %.",
+        f"**Training whole towers by Eq. 2 beats heads on the same towers, frozen early**: {towers['whole']:.1f} against "
+        f"{towers['heads']:.1f} %. Frozen towers that saw far more data elsewhere, with heads: {towers['pretrained']:.1f} %.",
     ]
     differs = [
         f"**IRGen's IDs are not below GENIUS' own** under one decoder: {irgen} against {ours} % by log-probability / re-ranked "
         "(fashion, 6,000 products, one seed, curves not flat).",
         f"**More than 10 to 30 beams do not help GENIUS**, only GENIUS^R. hit@5 of GENIUS: {published_beams()}.",
-        "**Smaller codebooks help GENIUS^R**, the opposite of GENIUS, at 64 codes and below: a short ID stands for more items.",
+        "**Smaller codebooks help GENIUS^R**, the opposite of GENIUS, at 64 codes and below: a short ID stands for more items. "
+        "From 64 to 1,024 codes it gains, too.",
         "**The decoder loses more than the codes do.** Exhaustive search over codes alone finds "
         f"{fashion['codes']:.1f} % on fashion, GENIUS {plain:.1f} %.",
         f"**Beam search is slower than dense search at small sizes**: {speed()} (icons, two cores). It does not depend "
@@ -802,11 +836,12 @@ def page() -> str:
     found = entries()
     lines = [INTRODUCTION, *verdict(), "", TERMS, TABLE, "| paper | what | state | data |", "|---|---|---|---|"]
     lines += [f"| {entry.name} | {entry.what} | {entry.state} | {entry.data} |" for entry in found]
-    lines += ["", "## Results", ""]
+    lines += sections(SECTIONS)
+    lines += ["", "## Each result in a line", ""]
     for entry in found:
         if entry.result:
             lines.append(textwrap.fill(paragraph(entry), 118, initial_indent="- ", subsequent_indent="  ", **WRAP))
-    lines += sections()
+    lines += sections(DETAILS)
     lines.append("")
     lines.append("Details of tables 4 and 5, controls and memory: [M-BEIR's size, and the paper's ablations](mbeir.md).")
     lines.append("")

@@ -297,9 +297,9 @@ def size_points() -> list[tuple[int, int, float, float, float]]:
         line = lines[0]
         products = line["test"]["pool"] // 3  # a photo, a title and a pair each
         codes = line["config"]["model"]["level_sizes"][-1]
-        dense = max(np.mean([hit(line["last"]["dense"]) for line in lines]), 1e-9)
-        plain, reranked = (np.mean([hit(method_of(line, name, 30)) for line in lines]) / dense for name in ("genius", "genius-r"))
-        out.append((products, codes, line["train"]["pairs"] / codes, float(plain), float(reranked)))
+        dense = max(sum(hit(line["last"]["dense"]) for line in lines), 1e-9)
+        plain, reranked = (sum(hit(method_of(line, name, 30)) for line in lines) / dense for name in ("genius", "genius-r"))
+        out.append((products, codes, line["train"]["pairs"] / codes, plain, reranked))
     return sorted(out)
 
 
