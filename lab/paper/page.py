@@ -65,10 +65,10 @@ CORRECTIONS = """## Corrections of earlier statements
 - *"The finding of the modality code does not hold"*, later *"confounded"*, is now *"holds with equally many content
   codes"*. In Table 4 here the row without a modality code has one more code of content. The rows above have three seeds
   and equal numbers of content codes.
-- Rows of 2026-11-18 for the first code, numbers of products and other identifiers had about 400 steps. They were replaced
-  on 2026-11-20. The points 3,000 products x 256 and x 1,024 codes were not run again.
-- *"The first code of icons becomes the modality"* needs the sizes: at 4096 x 9 it does, at 256 x 5 with at most 400 steps
-  pairs share a code with texts. The purity of 0.94 there hid this: it is what two codes reach.
+- Rows of 2026-11-18 for the first code, numbers of products and other identifiers had about 400 steps. They were
+  replaced on 2026-11-20. The points 3,000 products x 256 and x 1,024 codes were not run again.
+- *"The first code of icons becomes the modality"* needs the sizes: at 4096 x 9 it does, at 256 x 5 with at most 400
+  steps pairs share a code with texts. The purity of 0.94 there hid this: it is what two codes reach.
 - Supplement, Figure 1: ties counted as hits. Without L_cl all reconstructions nearly coincide, and the share of
   nearest positives was printed as 21.2 %. Ties no longer count, and the table was measured again.
 - Where two tables of the paper print one cell differently, `lab/paper/printed.py` names both, and reports mark the
@@ -651,8 +651,8 @@ def modality_text() -> list[str]:
 def sizes_text() -> list[str]:
     return [
         "**GENIUS needs training pairs for each code; GENIUS^R hardly does.** With 3 pairs per code of 4,096 GENIUS finds next "
-        "to nothing, with 13 and 26 it recovers. With 24,000 products 1,024 codes are best. M-BEIR's 1.1 M queries would be 270 per "
-        "code of 4,096: right of every point of 4,096 here.",
+        "to nothing, with 13 and 26 it recovers. With 24,000 products 1,024 codes are best. M-BEIR's 1.1 M queries would be 270 "
+        "per code of 4,096: right of every point of 4,096 here.",
         "Decoder `mini`, four content codes, 50 seconds of stage 3 at a constant rate (about 1,100 steps of batch 512; 6,000 "
         "products: 60 seconds, three seeds), 30 beams, hit@5 over that of dense. No curve was flat. Points that are not there "
         "were not reached.",
