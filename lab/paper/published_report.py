@@ -260,7 +260,9 @@ def learned_first_codes() -> str:
 
 def purities() -> str:
     """Purity of the quantizers whose first code is learned, by data and content codes, beside the largest modalities' share."""
-    lines = [line for part in ("published", "modality", "size", "baselines", "purity") for line in lines_of(part, False)]
+    lines = [
+        line for part in ("published", "modality", "size", "baselines", "purity", "little") for line in lines_of(part, False)
+    ]
     lines = [line for line in lines if line.get("config", {}).get("model", {}).get("modality_code") == "nearest"]
     kinds: dict[tuple[str, str], dict[str, Line]] = {}
     for line in lines:
