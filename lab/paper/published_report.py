@@ -25,7 +25,7 @@ PLOT = IMAGES / "paper-size.png"
 CURVES = IMAGES / "paper-identifiers.png"
 FEWEST_STEPS = 50  # of stage 3: rows with fewer are left out, since their figures would be those of an untrained decoder
 UNTIL_FLAT = ("modality", "size", "baselines")  # parts whose rows are trained until their curves are flat
-KEPT_LOOKS = 12  # points of a curve in the committed file
+KEPT_LOOKS = 20  # points of a curve in the committed file
 MODALITIES = ("image", "text", "image-text pair")
 SAMPLES = ("training queries", "items", "unseen queries")
 
@@ -205,25 +205,32 @@ def last_and_best() -> str:
     return table(["GENIUS^R / dense, 30 beams", "last weights", "best weights", "at step"], rows)
 
 
+ENCODINGS = tuple(f"{code} + {count}" for count in (4, 3) for code in ("nearest", "given", "classifier", "none"))
+
+
+def modality_rows() -> dict[str, list[Line]]:
+    """The first code learned, given, predicted or left out: row -> its seeds."""
+    found = {name: lines for (_, name), lines in groups(lines_of("modality")).items()}
+    return {name: found[name] for name in ENCODINGS if name in found}
+
+
 def modality() -> str:
-    """The first code learned, given, predicted or left out."""
     rows = []
-    for (data, name), lines in groups(lines_of("modality")).items():
+    for name, lines in modality_rows().items():
         purity = [line["quantizer"]["purity"] for line in lines if "purity" in line["quantizer"]]
         rows.append(
             [
-                f"{data}, {name}",
+                name,
                 str(len(lines)),
                 spread([line["steps"] for line in lines], 0),
-                spread(purity, 3) if purity else "-",
-                spread([hit(line["last"]["dense"]) for line in lines], 1),
+                f"{np.mean(purity):.3f}" if purity else "-",
                 spread([hit(line["last"]["codes"]) for line in lines], 1),
                 spread([hit(method_of(line, "genius", 30)) for line in lines], 1),
                 spread([hit(method_of(line, "genius-r", 30)) for line in lines], 1),
             ]
         )
     return table(
-        ["first code + content codes of 256, hit@5 in %", "seeds", "steps", "purity", "dense", "codes", "GENIUS", "GENIUS^R"],
+        ["first code + content codes of 256, hit@5 in %", "seeds", "steps", "purity", "codes", "GENIUS", "GENIUS^R"],
         rows,
     )
 
@@ -247,20 +254,33 @@ def confusion(lines: list[Line]) -> str:
 
 
 def learned_first_codes() -> str:
-    """Confusion of quantizers whose first code is learned: those at the paper's sizes, and those of several seeds."""
-    return confusion([*lines_of("published", False), *lines_of("purity", False)])
+    """Confusion of the quantizers at the paper's sizes."""
+    return confusion(lines_of("published", False))
 
 
 def purities() -> str:
-    """Purity of every quantizer whose first code is learned."""
-    lines = [line for part in ("published", "modality", "size", "purity") for line in lines_of(part, False)]
-    learned = [line for line in lines if line["config"]["model"]["modality_code"] == "nearest"]
+    """Purity of the quantizers whose first code is learned, by data and content codes, beside the largest modalities' share."""
+    lines = [
+        line for part in ("published", "modality", "size", "baselines", "purity", "little") for line in lines_of(part, False)
+    ]
+    lines = [line for line in lines if line.get("config", {}).get("model", {}).get("modality_code") == "nearest"]
+    kinds: dict[tuple[str, str], dict[str, Line]] = {}
+    for line in lines:
+        sizes = line["config"]["model"]["level_sizes"]
+        name = f"{line['data']}, {len(sizes) - 1} x {sizes[-1]:,}, {line['config']['quantizer']['steps']} steps"
+        kinds.setdefault((line["data"], name), {})[str(line["quantizer"]["confusion"])] = line
     rows = []
-    for (data, name), found in groups(learned).items():
-        values = [line["quantizer"]["purity"] for line in found]
-        distinct = len({str(line["quantizer"]["confusion"]) for line in found})
-        rows.append([f"{data}, {name}", str(distinct), spread(values[: None if distinct > 1 else 1], 4)])
-    return table(["learned first code", "quantizers", "purity"], rows)
+    for (_, name), found in sorted(kinds.items()):
+        values = [line["quantizer"]["purity"] for line in found.values()]
+        merged = [two_largest(line["quantizer"]["confusion"]) for line in found.values()]
+        rows.append([name, str(len(found)), spread(values, 4), spread(merged, 4)])
+    return table(["learned first code", "quantizers", "purity", "two codes alone, at best"], rows)
+
+
+def two_largest(confusion: list[list[int]]) -> float:
+    """The purity of codes that tell the two largest modalities apart and nothing else."""
+    counts = sorted((sum(row) for row in confusion), reverse=True)
+    return sum(counts[:2]) / sum(counts)
 
 
 def picture() -> str:
@@ -273,12 +293,14 @@ def picture() -> str:
 def size_points() -> list[tuple[int, int, float, float, float]]:
     """(products, codes per level, training pairs per code, share of dense of GENIUS, of GENIUS^R), of the means."""
     out = []
-    for line in lines_of("size"):
-        products = int(line["row"].partition(" ")[0].replace(",", ""))
+    rows = groups(lines_of("size"))
+    rows |= {(data, name): lines for (data, name), lines in groups(lines_of("modality")).items() if name == "nearest + 4"}
+    for lines in rows.values():
+        line = lines[0]
+        products = line["test"]["pool"] // 3  # a photo, a title and a pair each
         codes = line["config"]["model"]["level_sizes"][-1]
-        dense = max(hit(line["last"]["dense"]), 1e-9)
-        plain = hit(method_of(line, "genius", 30)) / dense
-        reranked = hit(method_of(line, "genius-r", 30)) / dense
+        dense = max(sum(hit(line["last"]["dense"]) for line in lines), 1e-9)
+        plain, reranked = (sum(hit(method_of(line, name, 30)) for line in lines) / dense for name in ("genius", "genius-r"))
         out.append((products, codes, line["train"]["pairs"] / codes, plain, reranked))
     return sorted(out)
 
@@ -304,7 +326,9 @@ NAMES = {
     "grace-semantic": "GRACE, semantic",
     "grace-atomic": "GRACE, atomic",
     "grace-numeric": "GRACE, numeric",
+    "grace-string": "GRACE, string",
 }
+MEMORISED = 0.5  # share of the codes of items below which a decoder has not learned a collection's identifiers
 
 
 def identifier_lines() -> list[Line]:
@@ -320,11 +344,58 @@ def right(point: Line) -> str:
 
 def plain_and_reranked(line: Line) -> tuple[Line, Line]:
     """Figures by log-probability and re-ranked, with the largest number of beams."""
+    plain, reranked = names_of(line)
+    return method_of(line, plain, 50), method_of(line, reranked, 50)
+
+
+def baseline_lines() -> list[Line]:
+    """Rows of other identifiers on a GPU, by data, in the order of `NAMES`."""
+    order = list(NAMES)
+    return sorted(lines_of("baselines"), key=lambda line: (line["data"], order.index(line["row"])))
+
+
+def memorised(line: Line) -> bool:
+    """Whether the decoder has learned the identifiers of most items."""
+    return content(line["curve"][-1]["items"]["right"]) >= MEMORISED
+
+
+def risen(line: Line) -> str:
+    """How far the accuracy of codes rose in the second half of the training, in points, in the order of `SAMPLES`."""
+    half = min(range(len(line["curve"])), key=lambda i: abs(line["curve steps"][i] - line["steps"] / 2))
+    ends = [line["curve"][half], line["curve"][-1]]
+    before, after = ([content(point[sample]["right"]) for sample in SAMPLES] for point in ends)
+    return " / ".join(f"{100 * (new - old):+.0f}" for old, new in zip(before, after, strict=True))
+
+
+def baselines() -> str:
+    """The comparison of Table 3: every method on one set, hit@5 with last and best weights."""
+    rows = []
+    data = ""
+    for line in baseline_lines():
+        if line["data"] != data:
+            data = line["data"]
+            rows.append([f"**{data}**, dense", "-", "-", "-", with_interval(line["last"]["dense"]), "-"])
+        plain, reranked = plain_and_reranked(line)
+        cells = [with_interval(plain), with_interval(reranked)]
+        if not memorised(line):
+            cells = [f"{hit(plain):.1f}, not learned", f"{hit(reranked):.1f}, not learned"]
+        elif "best" in line:
+            best = [method_of(line, name, 50, "best") for name in names_of(line)]
+            cells = [f"{cell}, best {hit(one):.1f}" for cell, one in zip(cells, best, strict=True)]
+        rows.append([f"{data}, {NAMES[line['row']]}", f"{line['steps']:,}", right(line["curve"][-1]), risen(line), *cells])
+    header = ["50 beams, hit@5 in %", "steps", "codes right at the end, %", "risen since half way", "by log-probability"]
+    return table([*header, "re-ranked"], rows)
+
+
+def names_of(line: Line) -> tuple[str, str]:
+    """A row's searches: by log-probability, and re-ranked."""
     name = line["row"]
-    found = line["last"]
-    if name in found or f"{name}@50" in found:
-        return method_of(line, name, 50), method_of(line, f"{name}-r", 50)
-    return method_of(line, "genius", 50), method_of(line, "genius-r", 50)
+    if name in BY_OWN_NAME:
+        return name, f"{name}-r"
+    return "genius", "genius-r"
+
+
+BY_OWN_NAME = tuple(NAMES)[1:]
 
 
 def with_interval(figures: Line) -> str:
@@ -473,13 +544,15 @@ def joined(paths: list[Path]) -> Line:
             if key not in known and not cut and not former:
                 known.add(key)
                 out["lines"].append(shortened(line))
+                if isinstance(about, dict):
+                    out["lines"][-1]["commit"] = about["commit"]
     order = list(dict.fromkeys(line["part"] for line in out["lines"]))
     out["lines"].sort(key=lambda line: (order.index(line["part"]), line["data"], line["row"], line["seed"]))
     return out
 
 
 def shortened(line: Line) -> Line:
-    """A line with nine points of its curve and no intervals of shares."""
+    """A line with at most `KEPT_LOOKS` points of its curve and no intervals of shares."""
     out = json.loads(json.dumps(line))
     if out.get("looks"):
         kept = sorted(set(np.linspace(0, len(out["curve"]) - 1, KEPT_LOOKS).round().astype(int).tolist()))

@@ -126,11 +126,13 @@ def test_a_trial_writes_every_kind_of_row_and_a_second_call_goes_on(
     assert (tmp_path / "plot.png").stat().st_size > 1000 and (tmp_path / "curves.png").stat().st_size > 1000
     report = published_report
     for part in (report.recipes, report.beams, report.survival, report.curves, report.flattening, report.last_and_best,
-                 report.tasks, report.modality, report.purities, report.sizes,
+                 report.tasks, report.modality, report.purities, report.sizes, report.baselines,
                  report.first_codes, report.codebooks):  # fmt: skip
         assert part().count("\n") >= 1
     assert report.identifiers().count("\n") == 5 and "(not flat)" in report.identifiers()  # dense, GENIUS and two others
     assert report.flat_curves().count("\n") == 4
+    assert report.baselines().count("\n") == 4  # dense, GENIUS and GRACE's structured IDs
+    assert {line["commit"] for line in report.lines_of("published")} == {"none"}
     assert "30 products" in report.sizes() and report.confusion(report.lines_of("published")).count("\n") == 4
 
 
@@ -245,3 +247,30 @@ def test_weights_that_processes_share_are_trained_by_one(tmp_path: Path) -> None
     both = [subprocess.Popen(words) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     assert (tmp_path / "log").read_text() == "trained "
+
+
+def baseline(right: list[float], steps: list[int]) -> dict[str, object]:
+    """A row of GRACE's string IDs whose items are learned as far as `right` says."""
+    figures = {"hit@5": {"a": 0.2, "b": 0.4}, "interval": [0.25, 0.35]}
+    last = {"dense": figures, "grace-string@50": figures, "grace-string-r@50": figures}
+    return {
+        "part": "baselines", "row": "grace-string", "data": "fashion", "seed": 0, "steps": steps[-1],
+        "curve": points(right, [1.0] * len(right)), "curve steps": steps, "last": last,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("end, told", [(0.3, "30.0, not learned"), (0.6, "30.0 [25, 35]")])
+def test_identifiers_that_the_decoder_has_not_memorised_are_not_ranked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: float, told: str
+) -> None:
+    body = {"lines": [baseline([0.1, 0.2, end], [100, 200, 400])]}
+    (tmp_path / "joined.json").write_text(json.dumps(body), encoding="utf-8")
+    monkeypatch.setattr(published_report, "RESULTS", tmp_path / "joined.json")
+    row = published_report.baselines().splitlines()[-1].split(" | ")
+    assert row[-2] == told
+    assert row[3] == " / ".join([f"+{100 * (end - 0.2):.0f}"] * 3)  # since step 200
+
+
+def test_two_codes_alone_tell_the_two_largest_modalities_apart() -> None:
+    assert published_report.two_largest([[0, 14, 0], [5, 0, 0], [1, 0, 0]]) == 19 / 20
+    assert published_report.two_largest([[3, 0, 0], [0, 3, 0], [0, 0, 3]]) == 2 / 3
