@@ -2,9 +2,10 @@
 
     python -m lab.front.sizes VECTORS --out lab/front/results/sizes_fashion.json [--sizes 1000,20000,50000,160000] [--seeds 3]
 
-VECTORS: the folder `vectors` in WORK of `python -m lab.above_dense train`. A seed draws the test queries, the items around their
-positives, and the queries of the bank. Collections larger than the data are filled by the rule of `lab.front.data`, each modality
-by itself. The default search picks its own plan; its bank is what `genius train` would keep. IDs and decoder take no part in it.
+VECTORS: the folder `vectors` in WORK of `python -m lab.above_dense train`, or that of `lab.front.packed`. A seed draws the test
+queries, the items around their positives, and the queries of the bank. Collections larger than the data are filled by the rule of
+`lab.front.data`, each modality by itself. The default search picks its own plan; its bank is what `genius train` would keep. IDs
+and decoder take no part in it.
 """
 
 from __future__ import annotations
@@ -129,6 +130,12 @@ def measured(folder: Path, size: int, seed: int, per_task: int) -> dict[str, Any
     return line
 
 
+def _of(folder: Path) -> dict[str, Any]:
+    """Benchmark and real items behind the vectors."""
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    return {"benchmark": about["benchmark"], "real_items": about["items"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vectors", type=Path)
@@ -145,7 +152,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "device": "CPU",
         "threads": 1,
-        "products": json.loads((args.vectors / "about.json").read_text(encoding="utf-8"))["items"] // 3,
+        **_of(args.vectors),
         "lines": [],
     }
     for size in map(int, args.sizes.split(",")):
