@@ -34,7 +34,7 @@ def fields(config: Any, before: str = "") -> list[str]:
 
 def test_a_run_has_few_switches() -> None:
     """Every field is a question to whoever trains: a new one takes the place of another, or brings a figure that earns it one."""
-    assert len(fields(TrainConfig())) <= 62
+    assert len(fields(TrainConfig())) <= 63  # the last one that came: `encoder.chunk`, 0.8 in place of 4.9 GiB for whole towers
 
 
 # Another value of every field than the small run of `SHORT` has.
