@@ -4,8 +4,12 @@
 
 Every query searches twice, with and without its positives. Logistic regressions are fitted on validation and other held-out
 queries, over all packed items and parts of them; test queries, over items that no training query shows, are reported. `ease` is a
-linear probe of the query for "its first hit is right", out of fold where it is fitted on. Two oracles know whether one of the
-first hits is a positive; "and for which queries" knows beside it where that would be so, and is as good as the list can be read.
+linear probe of the query for "its first hit is right", out of fold where it is fitted on. The item bias has its usual temperature:
+packs do not hold the chosen ones.
+
+Two oracles know whether one of the first hits is a positive. "And for which queries": it also knows where one would be if the
+collection held it. No reading of these hits alone can have a higher AUROC: 1 - (1 - hit@k)^2 / 2, since the hits of all other
+queries are the same without their positives.
 """
 
 from __future__ import annotations
@@ -140,7 +144,9 @@ def of_lists(pack: Pack, z: Any, modality: Ints, scores: Any, hits: Any, of_hits
         bank[own] = np.stack(columns, 1)
     weights = np.exp((scores - scores[:, :1]) / TEMPERATURE)
     weights /= weights.sum(1, keepdims=True)
-    modalities = np.exp(pack.bank.modality_log_probs(z))
+    log_p = pack.bank.modality_log_probs(z)
+    assert log_p is not None
+    modalities = np.exp(log_p)
     entropy = [-(p * np.log(p + 1e-9)).sum(1) for p in (weights, modalities)]
     signals = {"shipped": ahead, "agreement": np.stack(agreement, 1), "background": background, "density": density, "bank": bank}
     group = (modality != int(Modality.TEXT)) * MODALITIES + first
