@@ -4,8 +4,8 @@
 
 Every query searches twice, with and without its positives. Logistic regressions are fitted on validation and other held-out
 queries, over all packed items and parts of them; test queries, over items that no training query shows, are reported. `ease` is a
-linear probe of the query for "its first hit is right", out of fold where it is fitted on. The item bias has its usual temperature:
-packs do not hold the chosen ones.
+linear probe of the query for "its first hit is right", out of fold where it is fitted on. The item bias has its usual
+temperature: packs do not hold the chosen ones.
 
 Two oracles know whether one of the first hits is a positive. "And for which queries": it also knows where one would be if the
 collection held it. No reading of these hits alone can have a higher AUROC: 1 - (1 - hit@k)^2 / 2, since the hits of all other

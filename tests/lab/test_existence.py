@@ -1,6 +1,7 @@
 """`lab.existence`: what is measured with and without positives."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ def pack(tmp_path: Path) -> Pack:
     queries = random.normal(size=(6, WIDTH))
     queries[:3] = items[[3, 4, 5]]  # three find their positive first
     positives = [3, 4, 5, *(int((items @ query).argmin()) for query in queries[3:])]  # three never do
-    arrays = {
+    arrays: dict[str, Any] = {
         "rows": np.arange(ITEMS) + 100,
         "modality": np.arange(ITEMS) % 3,
         "items_z": items,
