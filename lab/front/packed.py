@@ -45,7 +45,8 @@ def unpack(file: Path, folder: Path, benchmark: str) -> None:
 def _vectors(arrays: Any, name: str) -> NDArray[np.float32]:
     """(n, D) unit vectors."""
     vectors: NDArray[np.float32] = arrays[f"{name}_z"].astype(np.float32) * arrays[f"{name}_scale"].astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
 
 
 def main() -> None:
