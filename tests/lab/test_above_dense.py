@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lab import ROOT, above_dense, report
-from lab.decoder_ablation import finished
 from lab.facts import ours
 
 
@@ -36,11 +35,6 @@ def test_trainings_are_merged_task_by_task(tmp_path: Path, monkeypatch: pytest.M
     assert flat["share"] == {"a": 1.0, "b": 0.95} and (flat["mean"], flat["worst"]) == (0.975, 0.95)
     assert (flat["seeds"], late["seeds"]) == (2, 1) and flat["by_seed"] == [[0.95, 0.9], [1.0, 0.9]]
     assert not (tmp_path / "icons.json").exists()
-
-
-def test_a_variant_that_was_cut_is_left_out() -> None:
-    lines = [{"variant": "whole"}] * 4 + [{"variant": "cut"}] * 3
-    assert [line["variant"] for line in finished({"lines": lines})["lines"]] == ["whole"] * 4
 
 
 def test_the_page_of_the_engine_has_the_measured_figures(monkeypatch: pytest.MonkeyPatch) -> None:

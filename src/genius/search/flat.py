@@ -249,9 +249,9 @@ def compare_all(take: Callable[[Ints], Array], arrays: Arrays, rows: Ints, queri
     Returns:
         Inner products and rows, (Q, min(count, n)) each, best first.
     """
-    asked = arrays.put(queries)
+    on_device = arrays.put(queries)
     best = Best(len(queries), count, arrays)
     for first in range(0, len(rows), COMPARED):
         part = rows[first : first + COMPARED]
-        best.add(arrays.put(part), asked @ take(part).T)
+        best.add(arrays.put(part), on_device @ take(part).T)
     return arrays.host(best.scores), arrays.host(best.rows)

@@ -23,12 +23,12 @@ OF_MANY = {"QUERIES": 128, "VECTORS": 128, "num_warps": 8, "num_stages": 3}
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _maxima(  # type: ignore[no-untyped-def]
-    queries, vectors, visible, out, asked, items, groups,
+    queries, vectors, visible, out, query_count, items, groups,
     WIDTH: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr, DEPTH: tl.constexpr,
     QUERIES: tl.constexpr, VECTORS: tl.constexpr,
 ):  # fmt: skip
     """The largest product of each query with the visible members of each group; -inf: there is none."""
-    blocks_of_queries = tl.cdiv(asked, QUERIES)
+    blocks_of_queries = tl.cdiv(query_count, QUERIES)
     program = tl.program_id(0)
     query = (program % blocks_of_queries) * QUERIES + tl.arange(0, QUERIES)
     block = (program // blocks_of_queries).to(tl.int64)
@@ -37,7 +37,7 @@ def _maxima(  # type: ignore[no-untyped-def]
     products = tl.zeros((QUERIES, VECTORS), tl.float32)
     for first in range(0, WIDTH, DEPTH):
         at = first + tl.arange(0, DEPTH)
-        left = tl.load(queries + query[:, None] * WIDTH + at[None, :], mask=query[:, None] < asked, other=0.0)
+        left = tl.load(queries + query[:, None] * WIDTH + at[None, :], mask=query[:, None] < query_count, other=0.0)
         right = tl.load(vectors + item[None, :] * WIDTH + at[:, None], mask=exists[None, :], other=0.0)
         products = tl.dot(left, right, products)
     if MASKED:
@@ -46,7 +46,7 @@ def _maxima(  # type: ignore[no-untyped-def]
     best = tl.max(tl.reshape(products, (QUERIES, VECTORS // GROUP, GROUP)), 2)
     group = block * (VECTORS // GROUP) + tl.arange(0, VECTORS // GROUP)
     to = out + query[:, None].to(tl.int64) * groups + group[None, :]
-    tl.store(to, best, mask=(query[:, None] < asked) & (group[None, :] < groups))
+    tl.store(to, best, mask=(query[:, None] < query_count) & (group[None, :] < groups))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -84,21 +84,23 @@ def nearest(queries: Tensor, vectors: Tensor, k: int, visible: Tensor | None) ->
         k: How many.
         visible: (N,) bool; None: all.
     """
-    asked, width = queries.shape
+    query_count, width = queries.shape
     items = len(vectors)
     groups = -(-items // GROUP)
     mask = queries
     if visible is not None:
         mask = visible.view(torch.uint8)
-    options: dict[str, Any] = OF_FEW if asked <= FEW else OF_MANY
-    maxima = torch.empty(asked, groups, device=queries.device)
-    blocks = -(-asked // options["QUERIES"]) * -(-items // options["VECTORS"])  # one axis: the others hold 65,535
+    options: dict[str, Any] = OF_FEW if query_count <= FEW else OF_MANY
+    maxima = torch.empty(query_count, groups, device=queries.device)
+    blocks = -(-query_count // options["QUERIES"]) * -(-items // options["VECTORS"])  # one axis: the others hold 65,535
     _maxima[(blocks,)](
-        queries.half(), vectors, mask, maxima, asked, items, groups, width, visible is not None, GROUP, DEPTH, **options
+        queries.half(), vectors, mask, maxima, query_count, items, groups, width, visible is not None, GROUP, DEPTH, **options
     )
     chosen = device_top_k(maxima, k)[1].sort(dim=1).values
     count = chosen.shape[1]
-    products = torch.empty(asked, count * GROUP, device=queries.device)
-    _members[(count, asked)](queries, vectors, mask, chosen, products, items, count, width, visible is not None, GROUP, DEPTH)
+    products = torch.empty(query_count, count * GROUP, device=queries.device)
+    _members[(count, query_count)](
+        queries, vectors, mask, chosen, products, items, count, width, visible is not None, GROUP, DEPTH
+    )
     scores, places = device_top_k(products, min(k, items))
     return scores, GROUP * chosen.gather(1, places // GROUP) + places % GROUP

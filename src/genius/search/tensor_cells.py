@@ -71,17 +71,17 @@ class TensorCells:
 
     def search(self, queries: Floats, count: int, probes: int, allowed: Tensor | None = None) -> tuple[Floats, Ints]:
         """As `Cells.search`: scores by codes and rows, (Q, count) each, best first; rows are -1 where there are fewer."""
-        asked = self.ops.put(queries)
+        on_device = self.ops.put(queries)
         found = None
-        if allowed is None and len(asked) <= FEW:
-            found = self._replayed(asked, count, probes)
+        if allowed is None and len(on_device) <= FEW:
+            found = self._replayed(on_device, count, probes)
         if found is None:
-            found = self._search(asked, count, probes, allowed)
+            found = self._search(on_device, count, probes, allowed)
         return padded(self.ops.host(found.scores), count, -np.inf), padded(self.ops.host(found.rows), count, -1)
 
-    def _replayed(self, asked: Tensor, count: int, probes: int) -> Found | None:
+    def _replayed(self, queries: Tensor, count: int, probes: int) -> Found | None:
         """As `_search`, by a captured CUDA graph, with slots for the largest cells; None: there is none, or not yet."""
-        setting = (count, probes, len(asked))
+        setting = (count, probes, len(queries))
         if self.graphs is None or not self.graphs.available:
             return None
         if setting not in self._seen:
@@ -91,15 +91,15 @@ class TensorCells:
         if 2 * FEW * slots > SCORES:
             return None
 
-        def search(asked: Tensor) -> Found:
-            return self._search(asked, count, probes, None, slots)
+        def search(queries: Tensor) -> Found:
+            return self._search(queries, count, probes, None, slots)
 
-        found: Found | None = self.graphs.run(search, setting, len(asked), [asked], [])
+        found: Found | None = self.graphs.run(search, setting, len(queries), [queries], [])
         return found
 
-    def _search(self, asked: Tensor, count: int, probes: int, allowed: Tensor | None, slots: int | None = None) -> Found:
+    def _search(self, queries: Tensor, count: int, probes: int, allowed: Tensor | None, slots: int | None = None) -> Found:
         """As `search`, on the device. `slots`: at least as many as items in the probed cells; None: they are counted."""
-        cell_scores, cells = self.ops.top_k(asked @ self.means.T, probes)
+        cell_scores, cells = self.ops.top_k(queries @ self.means.T, probes)
         ends = self.sizes[cells].cumsum(1)
         if slots is None:
             slots = int(ends[:, -1].max())
@@ -107,10 +107,10 @@ class TensorCells:
         at_once = max(1, SCORES // max(slots, 1))
         scores = []
         rows = []
-        for first in range(0, len(asked), at_once):
+        for first in range(0, len(queries), at_once):
             part = slice(first, first + at_once)
             probed = _Probed(self, cells[part].contiguous(), cell_scores[part].contiguous(), ends[part].contiguous(), slots)
-            best, places = self.ops.top_k(probed.scores(asked[part], allowed), width)
+            best, places = self.ops.top_k(probed.scores(queries[part], allowed), width)
             scores.append(best)
             rows.append(self.rows[probed.positions(places)].long().masked_fill(torch.isneginf(best), -1))
         return Found(torch.cat(scores), torch.cat(rows))
