@@ -328,6 +328,8 @@ def page() -> str:
     out = [*notes, "", *in_short()]
     for name, (heading, _) in SETS.items():
         out += section(name, heading)
+        if name == "fashion_1m":
+            out += section("groups_fashion_1m", "The same again, with cells ranked in groups, on quiet cores")
     out += sizes()
     out += changes()
     out += compact()

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,11 +33,11 @@ from torch import Tensor, nn
 from genius.errors import GeniusError
 from genius.model.codebooks import Codebooks
 from genius.model.config import FAST, SPECIALS, START_SCALE, GeneratorConfig, current_name
+from genius.model.cuda import TRITON
 
 if TYPE_CHECKING:
     from genius.model.quantizer import ResidualQuantizer
 
-TRITON = find_spec("triton") is not None  # it comes with torch for CUDA, not everywhere
 Rows = slice | Tensor
 ByModality = Sequence[tuple[int | Tensor, Rows]]
 """Which rows of a batch belong to which modality: slices where a batch is sorted (fixed shapes), index tensors elsewhere."""

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from genius.model.cuda import WIDE_SUMS
+
 ROWS = 128  # of states in a tile
 FEW_ROWS = 64  # likewise, where there are no more
 TOKENS = 128  # in a tile
@@ -17,7 +19,6 @@ DEPTH = 64  # numbers of states and tokens that are multiplied at a time; it div
 WARPS = 8
 STAGES = 3
 PROGRAMS = 264  # twice the multiprocessors of a large GPU: fewer rows share the vocabulary among more programs
-WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 LOGITS = 1 << 27  # that are held at a time where torch multiplies, in float32: half a gigabyte
 
 

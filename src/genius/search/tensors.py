@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from genius.model.cuda import TRITON, WIDE_SUMS
 from genius.search.arrays import Ints
 from genius.search.vectors import StoredVectors
 from genius.top_k import tensor_top_k
 
-WIDE_SUMS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # from there on halves sum to float32
 ROWS = 1 << 19  # of vectors on a device that are compared together
 HOST_ROWS = 1 << 16  # of vectors in host memory that are brought there together
 PINNED = (1 << 16, 1 << 26)  # bytes of a copy from a device through pinned host memory: smaller ones gain nothing
@@ -193,7 +192,7 @@ class TensorVectors:
     @cached_property
     def in_one_pass(self) -> bool:
         """Whether `nearest` suits them."""
-        if self._moved is None or not self._moved.is_cuda or find_spec("triton") is None:
+        if self._moved is None or not self._moved.is_cuda or not TRITON:
             return False
         from genius.search.flat_kernel import suited
 
